@@ -1,0 +1,2 @@
+//! The turbospark program.
+fn main() {}

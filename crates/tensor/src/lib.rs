@@ -1,0 +1,14 @@
+//! Element types, shapes and exact rounding.
+//!
+//! The lowest crate: everything that names a tensor's form agrees on it here. What goes wrong unseen is
+//! rounding: [`f32_to_bf16`] rounds to nearest even as the reference does, and truncating instead gives a
+//! model that is slightly wrong everywhere.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod dtype;
+pub mod mutant;
+mod shape;
+
+pub use dtype::{DType, UnknownDType, f32_to_bf16, f32_to_f16, widen_into, widen_one};
+pub use shape::{Shape, ShapeError};
