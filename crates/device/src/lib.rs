@@ -1,1 +1,25 @@
-//! Under construction.
+//! Devices, passes and ops.
+//!
+//! A [`Device`] owns memory and runs ops; a [`Pass`] records them. Models are written against this crate
+//! alone, so every device takes every model. An op is a struct of named [`View`]s whose shapes are checked
+//! once, when it is recorded; a device sees only checked ops, and may fuse neighbours as it likes as long as
+//! the result is the one that [`ReferenceDevice`] computes.
+//!
+//! What goes wrong unseen: an op that reads memory a previous op has yet to write. Ops of one pass run in
+//! order, and a device that overlaps them places the barriers itself.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod buffer;
+mod device;
+mod error;
+pub mod op;
+mod pass;
+pub mod reference;
+
+pub use buffer::{Buffer, View};
+pub use device::{Device, Mapping, Precision};
+pub use error::DeviceError;
+pub use op::{Activation, Expert, ExpertSource, Op, Snapshot, Span, WeightLayout};
+pub use pass::{Pass, Recorded, Scope, TapSink};
+pub use reference::ReferenceDevice;

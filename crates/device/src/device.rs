@@ -1,0 +1,71 @@
+use std::{io, sync::Arc};
+
+use crate::{Buffer, DeviceError, Recorded, View};
+
+/// File pages or static bytes that a device may use in place.
+pub type Mapping = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// How far matmul inputs may be rounded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// Weights widened exactly, activations and caches in f32: the mode that meets every golden.
+    F32,
+    /// Inputs of matrix products and the KV cache in 16 bit where the device gains by it; sums in f32.
+    #[default]
+    Auto,
+}
+
+/// Memory and the ops that work on it.
+///
+/// Its memory is reached from outside in four ways only: [`write`](Device::write), [`read`](Device::read),
+/// [`adopt`](Device::adopt) and [`fill`](Device::fill). A model that peeks doesn't compile.
+pub trait Device: Send + Sync {
+    /// The device and what it found, such as `cpu (avx512, 2 threads)`.
+    fn name(&self) -> String;
+
+    /// The precision it was made with.
+    fn precision(&self) -> Precision;
+
+    /// A zeroed buffer of `bytes` bytes, aligned to at least 64.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] with `label` and the size.
+    fn alloc(&self, label: &str, bytes: usize) -> Result<Buffer, DeviceError>;
+
+    /// Uses a mapping in place, or says that it can't (`None`): then the caller allocates and [`fill`](Device::fill)s.
+    fn adopt(&self, mapping: Mapping) -> Result<Option<Buffer>, DeviceError>;
+
+    /// Copies `bytes` to the start of a dense view.
+    fn write(&self, to: View<'_>, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// Copies a dense view out. Everything submitted before is finished first.
+    fn read(&self, from: View<'_>, out: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Lets `reader` write the bytes of a dense view, in place where the device's memory can be written to.
+    ///
+    /// # Errors
+    /// [`DeviceError::Weights`] with the reader's error.
+    fn fill(&self, slot: View<'_>, reader: &mut dyn FnMut(&mut [u8]) -> io::Result<()>) -> Result<(), DeviceError>;
+
+    /// Runs ops in order. Called by [`Pass::submit`](crate::Pass::submit), with checked ops only.
+    fn run(&self, ops: &[Recorded<'_>]) -> Result<(), DeviceError>;
+}
+
+impl dyn Device + '_ {
+    /// Reads a dense f32 view.
+    pub fn read_f32(&self, from: View<'_>) -> Result<Vec<f32>, DeviceError> {
+        let mut out = vec![0f32; from.shape().elements()];
+        self.read(from, bytemuck::cast_slice_mut(&mut out))?;
+        Ok(out)
+    }
+
+    /// Writes f32 values to a dense view.
+    pub fn write_f32(&self, to: View<'_>, values: &[f32]) -> Result<(), DeviceError> {
+        self.write(to, bytemuck::cast_slice(values))
+    }
+
+    /// Writes i32 values to a dense view.
+    pub fn write_i32(&self, to: View<'_>, values: &[i32]) -> Result<(), DeviceError> {
+        self.write(to, bytemuck::cast_slice(values))
+    }
+}

@@ -1,0 +1,113 @@
+//! Mixture of experts.
+
+use std::fmt;
+
+use super::check::{Checked, apart, f32s, i32s, rank, require};
+use super::dense::{WeightLayout, linear, prompt_rows};
+use crate::{DeviceError, View};
+
+/// `softmax` over all logits, the `k` largest, divided by their sum where `normalise` is set.
+///
+/// Ties go to the lower index.
+#[derive(Clone, Copy, Debug)]
+pub struct Router<'a> {
+    /// f32 `[rows, experts]`, dense.
+    pub logits: View<'a>,
+    /// Divide the chosen by their sum: both families do.
+    pub normalise: bool,
+    /// i32 `[rows, k]`, by descending weight.
+    pub ids: View<'a>,
+    /// f32 `[rows, k]`.
+    pub weights: View<'a>,
+}
+
+impl Router<'_> {
+    pub(super) fn check(&self) -> Checked {
+        rank("logits", &self.logits, 2)?;
+        rank("ids", &self.ids, 2)?;
+        let (rows, k) = (self.logits.dim(0), self.ids.dim(1));
+        f32s("logits", &self.logits, self.logits.dims())?;
+        i32s("ids", &self.ids, &[rows, k])?;
+        f32s("weights", &self.weights, &[rows, k])?;
+        super::check::dense("weights", &self.weights)?;
+        require(k >= 1 && k <= self.logits.dim(1), || format!("top {k} of {} experts", self.logits.dim(1)))
+    }
+}
+
+/// One expert's weights, `down(silu(gate x) * up x)`.
+#[derive(Clone, Copy, Debug)]
+pub struct Expert<'a> {
+    /// `[I, H]`, or `[H, I]` by `layout`.
+    pub gate: View<'a>,
+    /// As `gate`.
+    pub up: View<'a>,
+    /// `[H, I]`, or `[I, H]` by `layout`.
+    pub down: View<'a>,
+    /// How all three are stored.
+    pub layout: WeightLayout,
+}
+
+impl Expert<'_> {
+    /// Whether the weights fit a hidden size and an expert width.
+    pub fn check(&self, hidden: usize, width: usize) -> Result<(), String> {
+        linear("gate", &self.gate, self.layout, width, hidden)?;
+        linear("up", &self.up, self.layout, width, hidden)?;
+        linear("down", &self.down, self.layout, hidden, width)
+    }
+}
+
+/// What [`ExpertSource::with`] runs on each expert.
+pub type UseExpert<'f> = dyn FnMut(usize, Expert<'_>) -> Result<(), DeviceError> + 'f;
+
+/// Where a layer's routed experts come from; asked once the router's choice is known.
+pub trait ExpertSource: Send + Sync {
+    /// Number of experts.
+    fn experts(&self) -> usize;
+
+    /// Calls `each` with every expert of `wanted` (ascending, distinct), in that order. The weights are
+    /// valid during the call only.
+    fn with(&self, wanted: &[usize], each: &mut UseExpert<'_>) -> Result<(), DeviceError>;
+}
+
+/// `out = residual + sum over a row's experts e, ascending, of weights[e] * expert_e(x)`.
+#[derive(Clone, Copy)]
+pub struct Experts<'a> {
+    /// f32 `[rows, H]`.
+    pub x: View<'a>,
+    /// i32 `[rows, k]`, from [`Router`].
+    pub ids: View<'a>,
+    /// f32 `[rows, k]`, from [`Router`].
+    pub weights: View<'a>,
+    /// The layer's experts.
+    pub source: &'a dyn ExpertSource,
+    /// Width `I` of an expert.
+    pub width: usize,
+    /// f32 `[rows, H]`.
+    pub residual: Option<View<'a>>,
+    /// f32 `[rows, H]`. May be `residual`.
+    pub out: View<'a>,
+    /// Rows that belong to a prompt; they come first.
+    pub prompt_rows: usize,
+}
+
+impl Experts<'_> {
+    pub(super) fn check(&self) -> Checked {
+        rank("x", &self.x, 2)?;
+        rank("ids", &self.ids, 2)?;
+        let (rows, hidden, k) = (self.x.dim(0), self.x.dim(1), self.ids.dim(1));
+        f32s("x", &self.x, &[rows, hidden])?;
+        f32s("out", &self.out, &[rows, hidden])?;
+        apart("x", &self.x, "out", &self.out)?;
+        i32s("ids", &self.ids, &[rows, k])?;
+        f32s("weights", &self.weights, &[rows, k])?;
+        super::check::dense("weights", &self.weights)?;
+        self.residual.iter().try_for_each(|r| f32s("residual", r, &[rows, hidden]))?;
+        prompt_rows(self.prompt_rows, rows)
+    }
+}
+
+impl fmt::Debug for Experts<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Experts").field("x", &self.x).field("ids", &self.ids).field("width", &self.width).finish()
+    }
+}

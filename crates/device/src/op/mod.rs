@@ -1,0 +1,76 @@
+//! The op set: one struct an op, with named views.
+//!
+//! Shapes are written outermost first. Activations are f32; weights may be any float type unless an op says
+//! otherwise. An `out` may be the same view as an input only where the op says so.
+
+mod check;
+mod data;
+mod delta;
+mod dense;
+mod experts;
+mod mix;
+mod norm;
+
+pub use data::{Copy, Gather, SigmoidGate, Zero};
+pub use delta::{CausalConv, DeltaGates, DeltaScan};
+pub use dense::{Activation, GatedMatmul, Matmul, WeightLayout};
+pub use experts::{Expert, ExpertSource, Experts, Router};
+pub use mix::{Attention, PagedAttention, Rope, Snapshot, Span, StoreKv};
+pub use norm::{LayerNorm, RmsNorm};
+
+macro_rules! ops {
+    ($($(#[doc = $doc:literal])* $name:ident,)*) => {
+        /// Any op.
+        #[derive(Debug)]
+        pub enum Op<'a> { $($(#[doc = $doc])* $name($name<'a>),)* }
+
+        impl Op<'_> {
+            /// The op's name, for errors and timings.
+            pub fn name(&self) -> &'static str {
+                match self { $(Op::$name(_) => stringify!($name),)* }
+            }
+
+            /// Whether the views fit each other and their buffers; the message says what came and what was wanted.
+            pub fn check(&self) -> Result<(), String> {
+                match self { $(Op::$name(op) => op.check(),)* }
+            }
+        }
+    };
+}
+
+ops! {
+    /// Rows of a table by index.
+    Gather,
+    /// One view to another.
+    Copy,
+    /// Zeros.
+    Zero,
+    /// A linear layer.
+    Matmul,
+    /// The gated half of an MLP.
+    GatedMatmul,
+    /// Root mean square norm.
+    RmsNorm,
+    /// Layer norm.
+    LayerNorm,
+    /// Rotary embedding.
+    Rope,
+    /// Unmasked attention within segments.
+    Attention,
+    /// Keys and values into the cache.
+    StoreKv,
+    /// Causal attention over the cache.
+    PagedAttention,
+    /// Depthwise causal convolution.
+    CausalConv,
+    /// Decay and write strength of gated DeltaNet.
+    DeltaGates,
+    /// The gated delta rule.
+    DeltaScan,
+    /// A sigmoid gate.
+    SigmoidGate,
+    /// Top-k choice of experts.
+    Router,
+    /// A mixture of experts.
+    Experts,
+}
