@@ -1,0 +1,134 @@
+//! Cutting sized pictures into the rows that the tower's first matmul reads.
+//!
+//! Patches come in merge-block order: block row, block column, then row and column inside the block, so
+//! that the merger can take consecutive rows. Inside a patch the order is channel, frame, y, x. Raster order,
+//! or frame before channel, keeps every shape.
+
+use turbospark_tensor::mutant::{Mutant, active};
+
+use crate::{ImageError, PixelScale};
+
+/// How pictures are cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PatchLayout {
+    /// Pixels along a patch's side.
+    pub patch_size: usize,
+    /// Patches along a side of the block that becomes one token.
+    pub merge_size: usize,
+    /// Frames in a patch.
+    pub temporal_patch_size: usize,
+}
+
+impl PatchLayout {
+    /// Pixels along a merged patch's side; sized pictures are multiples of it.
+    pub fn factor(&self) -> usize {
+        self.patch_size * self.merge_size
+    }
+
+    /// Values in one patch row.
+    pub fn patch_len(&self) -> usize {
+        3 * self.temporal_patch_size * self.patch_size * self.patch_size
+    }
+
+    /// The grid of `frames` sized frames; an odd last frame counts as a pair.
+    pub fn grid(&self, frames: usize, height: usize, width: usize) -> Grid {
+        Grid { t: frames.div_ceil(self.temporal_patch_size), h: height / self.patch_size, w: width / self.patch_size }
+    }
+}
+
+/// Patches of a picture or clip along time, height and width.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Grid {
+    /// Groups of frames; 1 for an image.
+    pub t: usize,
+    /// Rows of patches.
+    pub h: usize,
+    /// Columns of patches.
+    pub w: usize,
+}
+
+impl Grid {
+    /// Number of patches.
+    pub fn patches(&self) -> usize {
+        self.t * self.h * self.w
+    }
+
+    /// Number of tokens after merging `merge` x `merge` patches.
+    pub fn tokens(&self, merge: usize) -> usize {
+        self.t * (self.h / merge) * (self.w / merge)
+    }
+}
+
+impl std::fmt::Display for Grid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}x{}x{}", self.t, self.h, self.w)
+    }
+}
+
+/// Writes the patches of `frames`, RGB8 of the grid's size each, to `out`, `[patches, patch_len]`.
+///
+/// A group that runs past the last frame repeats it; so an image, one frame, fills all its slots.
+pub fn write_patches(
+    frames: &[&[u8]],
+    grid: Grid,
+    layout: PatchLayout,
+    scale: &PixelScale,
+    out: &mut [f32],
+) -> Result<(), ImageError> {
+    let (height, width) = (grid.h * layout.patch_size, grid.w * layout.patch_size);
+    if let Some(frame) = frames.iter().find(|f| f.len() != height * width * 3) {
+        return Err(ImageError::WrongLength { width, height, got: frame.len() });
+    }
+    let expected = grid.patches() * layout.patch_len();
+    if out.len() != expected || frames.len().div_ceil(layout.temporal_patch_size) != grid.t {
+        return Err(ImageError::PatchBuffer { expected, got: out.len() });
+    }
+    let table = scale.table();
+    let plane = layout.patch_size * layout.patch_size;
+    let mut patches = out.chunks_exact_mut(layout.patch_len());
+    for group in 0..grid.t {
+        let first = group * layout.temporal_patch_size;
+        for (row, column) in patch_order(grid, layout.merge_size) {
+            let patch = patches.next().expect("the buffer holds every patch");
+            let corner = (row * layout.patch_size * width + column * layout.patch_size) * 3;
+            for slot in 0..layout.temporal_patch_size {
+                let frame = (first + slot).min(frames.len() - 1);
+                let repeated = slot > 0 && first + slot > frame;
+                for c in 0..3 {
+                    let at = plane_index(c, slot, layout.temporal_patch_size) * plane;
+                    if repeated {
+                        let from = plane_index(c, slot - 1, layout.temporal_patch_size) * plane;
+                        patch.copy_within(from..from + plane, at);
+                    } else {
+                        let plane = &mut patch[at..at + plane];
+                        gather(&frames[frame][corner + c..], width * 3, &table[c], layout.patch_size, plane);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where the plane of a channel and a frame slot lies in a patch row.
+fn plane_index(channel: usize, slot: usize, slots: usize) -> usize {
+    if active(Mutant::PatchFrameBeforeChannel) { slot * 3 + channel } else { channel * slots + slot }
+}
+
+/// One channel of one patch: every third sample of `side` rows.
+fn gather(samples: &[u8], stride: usize, table: &[f32; 256], side: usize, out: &mut [f32]) {
+    for (y, out) in out.chunks_exact_mut(side).enumerate() {
+        for (out, &v) in out.iter_mut().zip(samples[y * stride..].iter().step_by(3)) {
+            *out = table[usize::from(v)];
+        }
+    }
+}
+
+/// Row and column of every patch of one frame group, in the order of the patch rows.
+fn patch_order(grid: Grid, merge: usize) -> impl Iterator<Item = (usize, usize)> {
+    let merge = if active(Mutant::PatchesInRasterOrder) { 1 } else { merge };
+    let blocks = (0..grid.h / merge).flat_map(move |y| (0..grid.w / merge).map(move |x| (y, x)));
+    blocks.flat_map(move |(by, bx)| {
+        (0..merge).flat_map(move |y| (0..merge).map(move |x| (by * merge + y, bx * merge + x)))
+    })
+}
