@@ -1,0 +1,122 @@
+use std::{
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use crate::{Error, Mapping, Result};
+
+/// One file of weights, held open so that a file swapped under its name is not read by mistake.
+#[derive(Debug)]
+pub struct WeightFile {
+    name: String,
+    length: u64,
+    store: Store,
+}
+
+#[derive(Debug)]
+enum Store {
+    /// The mapping lives as long as someone uses it.
+    File {
+        path: PathBuf,
+        file: File,
+        mapping: Mutex<Weak<Mapping>>,
+    },
+    Memory(Arc<Mapping>),
+}
+
+impl WeightFile {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let io = |source| Error::Io { path: path.to_owned(), source };
+        // Asked before opening: opening a pipe would wait for its writer.
+        if !std::fs::metadata(path).map_err(io)?.is_file() {
+            return Err(Error::NotAFile(path.to_owned()));
+        }
+        let file = File::open(path).map_err(io)?;
+        let length = file.metadata().map_err(io)?.len();
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        Ok(WeightFile { name, length, store: Store::File { path: path.to_owned(), file, mapping: Mutex::default() } })
+    }
+
+    pub(crate) fn in_memory(name: &str, bytes: Mapping) -> Self {
+        WeightFile { name: name.to_owned(), length: bytes.bytes().len() as u64, store: Store::Memory(Arc::new(bytes)) }
+    }
+
+    /// Its name without folders, for messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its length in bytes when it was opened.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Where it lies, unless it is in memory.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.store {
+            Store::File { path, .. } => Some(path),
+            Store::Memory(_) => None,
+        }
+    }
+
+    /// The file's bytes in place. Callers share one mapping, which goes when the last of them drops it.
+    pub fn map(&self) -> Result<Arc<Mapping>> {
+        let (path, file, mapping) = match &self.store {
+            Store::Memory(bytes) => return Ok(bytes.clone()),
+            Store::File { path, file, mapping } => (path, file, mapping),
+        };
+        let mut mapping = mapping.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(live) = mapping.upgrade() {
+            return Ok(live);
+        }
+        let io = |source| Error::Io { path: path.clone(), source };
+        let now = file.metadata().map_err(io)?.len();
+        if now != self.length {
+            return Err(Error::Changed { file: self.name.clone(), was: self.length, now });
+        }
+        let fresh = Arc::new(Mapping::of_file(file).map_err(io)?);
+        *mapping = Arc::downgrade(&fresh);
+        Ok(fresh)
+    }
+
+    /// Fills `out` from `offset` on, without mapping. Any number of threads may read at once.
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let length = out.len() as u64;
+        if offset.checked_add(length).is_none_or(|end| end > self.length) {
+            let file = self.name.clone();
+            return Err(Error::OutOfRange { file, offset, length, file_length: self.length });
+        }
+        match &self.store {
+            Store::File { path, file, .. } => {
+                read_exact_at(file, offset, out).map_err(|source| Error::Io { path: path.clone(), source })
+            }
+            Store::Memory(bytes) => {
+                out.copy_from_slice(bytes.slice(offset, length).expect("the range was checked above"));
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &File, offset: u64, out: &mut [u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, out, offset)
+}
+
+#[cfg(windows)]
+fn read_exact_at(file: &File, mut offset: u64, mut out: &mut [u8]) -> io::Result<()> {
+    while !out.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, out, offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => {
+                out = &mut out[n..];
+                offset += n as u64;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}

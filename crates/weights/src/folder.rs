@@ -1,0 +1,240 @@
+use std::{
+    borrow::Cow,
+    fs::File,
+    io::{ErrorKind, Read},
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    Checkpoint, Error, Mapping, Result, WeightFile,
+    error::shorten,
+    index::{INDEX_NAME, MAX_INDEX_BYTES, ShardIndex},
+};
+
+const SINGLE_NAME: &str = "model.safetensors";
+
+/// A text file beside the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sidecar {
+    /// `config.json`.
+    Config,
+    /// `generation_config.json`.
+    GenerationConfig,
+    /// `tokenizer.json`.
+    Tokenizer,
+    /// `tokenizer_config.json`.
+    TokenizerConfig,
+    /// `chat_template.jinja`.
+    ChatTemplate,
+    /// `chat_template.json`, an older wrapping of the template.
+    ChatTemplateJson,
+    /// `preprocessor_config.json`.
+    PreprocessorConfig,
+    /// `video_preprocessor_config.json`.
+    VideoPreprocessorConfig,
+    /// `processor_config.json`.
+    ProcessorConfig,
+}
+
+impl Sidecar {
+    /// Its name in a folder.
+    pub const fn file_name(self) -> &'static str {
+        match self {
+            Sidecar::Config => "config.json",
+            Sidecar::GenerationConfig => "generation_config.json",
+            Sidecar::Tokenizer => "tokenizer.json",
+            Sidecar::TokenizerConfig => "tokenizer_config.json",
+            Sidecar::ChatTemplate => "chat_template.jinja",
+            Sidecar::ChatTemplateJson => "chat_template.json",
+            Sidecar::PreprocessorConfig => "preprocessor_config.json",
+            Sidecar::VideoPreprocessorConfig => "video_preprocessor_config.json",
+            Sidecar::ProcessorConfig => "processor_config.json",
+        }
+    }
+
+    /// The most that is read of it: several times the largest published one.
+    pub const fn max_bytes(self) -> u64 {
+        match self {
+            Sidecar::Tokenizer => 128 << 20,
+            Sidecar::TokenizerConfig => 16 << 20,
+            _ => 4 << 20,
+        }
+    }
+}
+
+/// Where a model lies: a folder as on the model hub, or the same files built into the program.
+#[derive(Clone, Debug)]
+pub struct Folder {
+    origin: Origin,
+    /// The weight file or index that was named, if one was.
+    weights: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+enum Origin {
+    Disk(PathBuf),
+    Embedded(&'static [(&'static str, &'static [u8])]),
+}
+
+impl Folder {
+    /// A folder, or the folder of a weight file or shard index.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let about = std::fs::metadata(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
+        if about.is_dir() {
+            return Ok(Folder { origin: Origin::Disk(path.to_owned()), weights: None });
+        }
+        let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(Error::NotAFile(path.to_owned()));
+        };
+        let Some(name) = name.to_str() else { return Err(Error::NotAFile(path.to_owned())) };
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+        Ok(Folder { origin: Origin::Disk(folder.to_owned()), weights: Some(name.to_owned()) })
+    }
+
+    /// Files that are part of the program, by name.
+    pub const fn embedded(files: &'static [(&'static str, &'static [u8])]) -> Self {
+        Folder { origin: Origin::Embedded(files), weights: None }
+    }
+
+    /// The folder's path, unless the files are embedded.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.origin {
+            Origin::Disk(path) => Some(path),
+            Origin::Embedded(_) => None,
+        }
+    }
+
+    /// The text of a file beside the weights, or `None` where there is none.
+    pub fn text(&self, sidecar: Sidecar) -> Result<Option<Cow<'static, str>>> {
+        self.read_text(sidecar.file_name(), sidecar.max_bytes())
+    }
+
+    /// The text of a file that the model can't do without.
+    pub fn require(&self, sidecar: Sidecar) -> Result<Cow<'static, str>> {
+        self.text(sidecar)?.ok_or_else(|| self.missing(sidecar.file_name()))
+    }
+
+    /// Opens the weights: the file or index that was named, else `model.safetensors`, else the shards of
+    /// `model.safetensors.index.json`, else the only safetensors file there is.
+    pub fn checkpoint(&self) -> Result<Checkpoint> {
+        match self.weights.as_deref() {
+            Some(name) if name.ends_with(".json") => return self.sharded(name),
+            Some(name) => return Checkpoint::from_files(vec![self.weight_file(name)?]),
+            None => {}
+        }
+        let names = self.weight_names()?;
+        let has = |name: &str| names.iter().any(|n| n == name);
+        match names.as_slice() {
+            _ if has(SINGLE_NAME) => Checkpoint::from_files(vec![self.weight_file(SINGLE_NAME)?]),
+            _ if has(INDEX_NAME) => self.sharded(INDEX_NAME),
+            [] => Err(Error::NoWeights { folder: self.describe() }),
+            [only] => Checkpoint::from_files(vec![self.weight_file(only)?]),
+            several => {
+                let some: Vec<_> = several.iter().take(4).map(|name| shorten(name)).collect();
+                let more = if several.len() > some.len() { ", ..." } else { "" };
+                Err(Error::AmbiguousWeights { folder: self.describe(), files: some.join(", ") + more })
+            }
+        }
+    }
+
+    fn sharded(&self, index_name: &str) -> Result<Checkpoint> {
+        let text = self.read_text(index_name, MAX_INDEX_BYTES)?.ok_or_else(|| self.missing(index_name))?;
+        let index = ShardIndex::parse(index_name, &text)?;
+        let files = index.shards().into_iter().map(|shard| self.weight_file(shard)).collect::<Result<Vec<_>>>()?;
+        if files.is_empty() {
+            return Err(Error::NoWeights { folder: format!("{}: {index_name} lists no tensor", self.describe()) });
+        }
+        let checkpoint = Checkpoint::from_files(files)?;
+        index.check(&checkpoint)?;
+        Ok(checkpoint)
+    }
+
+    /// The safetensors files and the index, in name order.
+    fn weight_names(&self) -> Result<Vec<String>> {
+        let wanted = |name: &str| name == INDEX_NAME || (name.ends_with(".safetensors") && !name.starts_with('.'));
+        let mut names = Vec::new();
+        match &self.origin {
+            Origin::Embedded(files) => names.extend(files.iter().map(|(name, _)| (*name).to_owned())),
+            Origin::Disk(folder) => {
+                let io = |source| Error::Io { path: folder.clone(), source };
+                for entry in std::fs::read_dir(folder).map_err(io)? {
+                    // A name that is not Unicode is none of ours.
+                    names.extend(entry.map_err(io)?.file_name().into_string());
+                }
+            }
+        }
+        names.retain(|name| wanted(name));
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn weight_file(&self, name: &str) -> Result<WeightFile> {
+        match &self.origin {
+            Origin::Disk(folder) => WeightFile::open(&folder.join(name)).map_err(|e| match e {
+                Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => self.missing(name),
+                other => other,
+            }),
+            Origin::Embedded(_) => match self.embedded_file(name) {
+                Some(bytes) => Ok(WeightFile::in_memory(name, Mapping::from(bytes))),
+                None => Err(self.missing(name)),
+            },
+        }
+    }
+
+    fn embedded_file(&self, name: &str) -> Option<&'static [u8]> {
+        match self.origin {
+            Origin::Embedded(files) => files.iter().find(|(n, _)| *n == name).map(|(_, bytes)| *bytes),
+            Origin::Disk(_) => None,
+        }
+    }
+
+    fn read_text(&self, name: &str, limit: u64) -> Result<Option<Cow<'static, str>>> {
+        let too_large = |length| Error::TooLarge { file: name.to_owned(), length, limit };
+        let not_text = |offset| Error::NotText { file: name.to_owned(), offset };
+        let Origin::Disk(folder) = &self.origin else {
+            let Some(bytes) = self.embedded_file(name) else { return Ok(None) };
+            if bytes.len() as u64 > limit {
+                return Err(too_large(bytes.len() as u64));
+            }
+            return match std::str::from_utf8(bytes) {
+                Ok(text) => Ok(Some(Cow::Borrowed(text))),
+                Err(e) => Err(not_text(e.valid_up_to())),
+            };
+        };
+        let path = folder.join(name);
+        let io = |source| Error::Io { path: path.clone(), source };
+        let about = match std::fs::metadata(&path) {
+            Ok(about) => about,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(io(e)),
+        };
+        if !about.is_file() {
+            return Err(Error::NotAFile(path));
+        }
+        if about.len() > limit {
+            return Err(too_large(about.len()));
+        }
+        // The length is only a hint: the file may grow, and some file systems say 0.
+        let mut bytes = Vec::new();
+        File::open(&path).map_err(io)?.take(limit + 1).read_to_end(&mut bytes).map_err(io)?;
+        if bytes.len() as u64 > limit {
+            return Err(too_large(bytes.len() as u64));
+        }
+        match String::from_utf8(bytes) {
+            Ok(text) => Ok(Some(Cow::Owned(text))),
+            Err(e) => Err(not_text(e.utf8_error().valid_up_to())),
+        }
+    }
+
+    fn missing(&self, file: &str) -> Error {
+        Error::MissingFile { folder: self.describe(), file: file.to_owned() }
+    }
+
+    fn describe(&self) -> String {
+        match &self.origin {
+            Origin::Disk(path) => path.display().to_string(),
+            Origin::Embedded(_) => "the embedded model".to_owned(),
+        }
+    }
+}
