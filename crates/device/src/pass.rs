@@ -52,19 +52,19 @@ pub struct Pass<'a> {
     taps: Vec<Tap<'a>>,
     scope: Scope,
     error: Option<DeviceError>,
-    sink: Option<&'a mut dyn TapSink>,
+    keep_taps: bool,
 }
 
 impl<'a> Pass<'a> {
     /// An empty pass on `device`.
     pub fn new(device: &'a dyn Device) -> Self {
         let scope = Scope { part: "pass", index: None };
-        Pass { device, ops: Vec::new(), taps: Vec::new(), scope, error: None, sink: None }
+        Pass { device, ops: Vec::new(), taps: Vec::new(), scope, error: None, keep_taps: false }
     }
 
-    /// Delivers tapped views to `sink`. Taps split a submission and change no bit of it.
-    pub fn with_taps(mut self, sink: Option<&'a mut dyn TapSink>) -> Self {
-        self.sink = sink;
+    /// Whether [`tap`](Pass::tap) records anything: set it when the pass ends in [`submit_to`](Pass::submit_to).
+    pub fn keep_taps(mut self, keep: bool) -> Self {
+        self.keep_taps = keep;
         self
     }
 
@@ -73,9 +73,9 @@ impl<'a> Pass<'a> {
         self.scope = Scope { part, index: index.into() };
     }
 
-    /// Hands the values that `view` (dense, f32) has at this point to the sink, if there is one.
+    /// Hands the values that `view` (dense, f32) has at this point to the sink, where taps are kept.
     pub fn tap(&mut self, name: &'static str, index: impl Into<Option<usize>>, view: View<'a>) {
-        if self.sink.is_some() {
+        if self.keep_taps {
             self.taps.push(Tap { at: self.ops.len(), name, index: index.into(), view });
         }
     }
@@ -98,11 +98,17 @@ impl<'a> Pass<'a> {
     /// # Errors
     /// The first error of recording, with the op's name and scope, else the device's.
     pub fn submit(self) -> Result<(), DeviceError> {
+        self.submit_to(None)
+    }
+
+    /// [`submit`](Pass::submit), delivering tapped views to `sink`. Taps split the submission and change no
+    /// bit of it.
+    pub fn submit_to(self, sink: Option<&mut dyn TapSink>) -> Result<(), DeviceError> {
         if let Some(error) = self.error {
             return Err(error);
         }
         let mut done = 0;
-        if let Some(sink) = self.sink {
+        if let Some(sink) = sink {
             for tap in &self.taps {
                 self.device.run(&self.ops[done..tap.at])?;
                 done = tap.at;

@@ -49,8 +49,6 @@ mutants! {
     PositionHalfPixel,
     /// The deepstack merger normalises before it concatenates.
     DeepstackNormBeforeShuffle,
-    /// The main merger normalises after it concatenates.
-    MergerNormAfterShuffle,
     /// Deepstack rows are added one layer late.
     DeepstackLate,
     /// Deepstack rows are added at the layers numbered as the vision blocks are.

@@ -14,7 +14,7 @@ mod norm;
 pub use data::{Copy, Gather, SigmoidGate, Zero};
 pub use delta::{CausalConv, DeltaGates, DeltaScan};
 pub use dense::{Activation, GatedMatmul, Matmul, WeightLayout};
-pub use experts::{Expert, ExpertSource, Experts, Router};
+pub use experts::{Expert, ExpertSource, Experts, Router, UseExpert};
 pub use mix::{Attention, PagedAttention, Rope, Snapshot, Span, StoreKv};
 pub use norm::{LayerNorm, RmsNorm};
 

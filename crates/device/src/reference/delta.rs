@@ -47,7 +47,8 @@ pub(super) fn delta_gates(op: &DeltaGates<'_>) -> Done {
     let (mut a, mut b, a_log, dt) = (load(&op.a)?, load(&op.b)?, load(&op.a_log)?, load(&op.dt_bias)?);
     let heads = op.a.dim(1);
     for (i, v) in a.iter_mut().enumerate() {
-        let x = *v as f64 + dt[i % heads] as f64;
+        let bias = if active(Mutant::DeltaNoDtBias) { 0.0 } else { dt[i % heads] as f64 };
+        let x = *v as f64 + bias;
         // ln(1 + e^x) without overflow
         let softplus = x.max(0.0) + (-x.abs()).exp().ln_1p();
         *v = (-(a_log[i % heads] as f64).exp() * softplus) as f32;

@@ -1,0 +1,160 @@
+//! The second half of a decoder layer: a SwiGLU MLP, or a mixture of them.
+//!
+//! x += down(silu(gate x) * up x)
+//! x += sum over the top k experts e of p_e * expert_e(x)  [+ sigmoid(shared_gate x) * shared(x)]
+
+use turbospark_device::op::{Experts, GatedMatmul, Matmul, Router, SigmoidGate, UseExpert};
+use turbospark_device::{DeviceError, Expert, ExpertSource, Pass, View, WeightLayout};
+use turbospark_tensor::mutant::{Mutant, active};
+
+use crate::trunk::Step;
+use crate::weight::Weight;
+
+#[derive(Clone, Debug)]
+pub(crate) struct DenseWeights {
+    /// `[intermediate, hidden]`.
+    pub gate: Weight,
+    pub up: Weight,
+    /// `[hidden, intermediate]`.
+    pub down: Weight,
+}
+
+#[derive(Debug)]
+pub(crate) struct MoeWeights {
+    /// `[experts, hidden]`.
+    pub router: Weight,
+    pub experts: ResidentExperts,
+    pub width: usize,
+    /// The shared expert and its gate, `[1, hidden]`.
+    pub shared: Option<(DenseWeights, Weight)>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Mlp {
+    Dense(DenseWeights),
+    Moe(MoeWeights),
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct MlpScratch<'a> {
+    /// `[rows, intermediate]` of the dense MLP or the shared expert.
+    pub inner: View<'a>,
+    /// `[rows, experts]`, `[rows, k]`, `[rows, k]`, `[rows, 1]`, `[rows, hidden]`; a mixture only.
+    pub routed: Option<RoutedScratch<'a>>,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct RoutedScratch<'a> {
+    pub logits: View<'a>,
+    pub ids: View<'a>,
+    pub weights: View<'a>,
+    pub shared_gate: View<'a>,
+    pub shared: View<'a>,
+}
+
+/// Adds the output for `normed` to `x`.
+pub(crate) fn mlp<'a>(pass: &mut Pass<'a>, w: &'a Mlp, s: &MlpScratch<'a>, layer: usize, step: &Step<'a>) {
+    let (x, prompt_rows) = (step.x, step.prompt_rows);
+    match w {
+        Mlp::Dense(w) => dense(pass, w, s.inner, Some(x), x, step),
+        Mlp::Moe(w) => {
+            let r = s.routed.expect("planned for a mixture");
+            pass.matmul(Matmul { prompt_rows, ..Matmul::new(step.normed, w.router.view(), r.logits) });
+            let normalise = !active(Mutant::TopKNotNormalised);
+            pass.router(Router { logits: r.logits, normalise, ids: r.ids, weights: r.weights });
+            pass.tap("router_logits", layer, r.logits);
+            pass.tap("router_weights", layer, r.weights);
+            pass.experts(Experts {
+                x: step.normed,
+                ids: r.ids,
+                weights: r.weights,
+                source: &w.experts,
+                width: w.width,
+                residual: Some(x),
+                out: x,
+                prompt_rows,
+            });
+            if let Some((shared, gate)) = &w.shared {
+                pass.matmul(Matmul { prompt_rows, ..Matmul::new(step.normed, gate.view(), r.shared_gate) });
+                if active(Mutant::SharedExpertUngated) {
+                    return dense(pass, shared, s.inner, Some(x), x, step);
+                }
+                dense(pass, shared, s.inner, None, r.shared, step);
+                let (out, gate) = (x.split_last(x.dim(1)), r.shared_gate.split_last(1));
+                let x = r.shared.split_last(r.shared.dim(1)); // [rows, 1, hidden]
+                pass.sigmoid_gate(SigmoidGate { x, gate, residual: Some(out), out });
+            }
+        }
+    }
+}
+
+fn dense<'a>(
+    pass: &mut Pass<'a>,
+    w: &'a DenseWeights,
+    inner: View<'a>,
+    residual: Option<View<'a>>,
+    out: View<'a>,
+    step: &Step<'a>,
+) {
+    let prompt_rows = step.prompt_rows;
+    let (gate, up) = if active(Mutant::GateUpExchanged) { (&w.up, &w.gate) } else { (&w.gate, &w.up) };
+    pass.gated_matmul(GatedMatmul {
+        x: step.normed,
+        gate: gate.view(),
+        up: up.view(),
+        layout: WeightLayout::OutIn,
+        out: inner,
+        prompt_rows,
+    });
+    pass.matmul(Matmul { residual, prompt_rows, ..Matmul::new(inner, w.down.view(), out) });
+}
+
+/// A layer's experts, all in memory, in the layout the checkpoint has.
+#[derive(Debug)]
+pub(crate) enum ResidentExperts {
+    /// `gate_up [E, 2I, H]` and `down [E, H, I]`, or both transposed.
+    Fused { gate_up: Weight, down: Weight, layout: WeightLayout },
+    /// One MLP an expert.
+    Split(Vec<DenseWeights>),
+}
+
+impl ResidentExperts {
+    fn expert(&self, e: usize) -> Expert<'_> {
+        let swapped = active(Mutant::GateUpExchanged);
+        let (gate, up, down, layout) = match self {
+            ResidentExperts::Split(all) => {
+                let w = &all[e];
+                (w.gate.view(), w.up.view(), w.down.view(), WeightLayout::OutIn)
+            }
+            ResidentExperts::Fused { gate_up, down, layout } => {
+                let both = expert_of(gate_up, e);
+                let axis = if *layout == WeightLayout::OutIn { 0 } else { 1 };
+                let width = both.dim(axis) / 2;
+                let (gate, up) = (both.narrow(axis, 0..width), both.narrow(axis, width..2 * width));
+                (gate, up, expert_of(down, e), *layout)
+            }
+        };
+        let (gate, up) = if swapped { (up, gate) } else { (gate, up) };
+        Expert { gate, up, down, layout }
+    }
+}
+
+/// Expert `e` of `[E, a, b]`, as `[a, b]`.
+fn expert_of(w: &Weight, e: usize) -> View<'_> {
+    let v = w.view();
+    let (a, b) = (v.dim(1), v.dim(2));
+    v.rows(e..e + 1).reshape([a, b])
+}
+
+impl ExpertSource for ResidentExperts {
+    fn experts(&self) -> usize {
+        match self {
+            ResidentExperts::Fused { gate_up, .. } => gate_up.shape().dims()[0],
+            ResidentExperts::Split(all) => all.len(),
+        }
+    }
+
+    fn with(&self, wanted: &[usize], each: &mut UseExpert<'_>) -> Result<(), DeviceError> {
+        wanted.iter().try_for_each(|&e| each(e, self.expert(e)))
+    }
+}

@@ -1,0 +1,25 @@
+use turbospark_device::DeviceError;
+
+/// What loading or running a model refuses.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The configuration is not one that this build runs.
+    #[error(transparent)]
+    Config(#[from] crate::config::ConfigError),
+    /// A tensor is unknown, missing, misshapen or damaged.
+    #[error(transparent)]
+    Weights(#[from] turbospark_weights::Error),
+    /// The device failed or refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A batch that does not fit the model or its cache: a fault of the caller.
+    #[error("{0}")]
+    Batch(String),
+    /// Images were given to a checkpoint without a vision tower.
+    #[error("this checkpoint has no vision tower: it reads text only")]
+    NoVision,
+}
+
+/// This crate's results.
+pub type Result<T, E = ModelError> = std::result::Result<T, E>;

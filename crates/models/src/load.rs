@@ -1,0 +1,275 @@
+//! From a checkpoint's names to a model's weights.
+//!
+//! Every tensor is claimed by name and shape, and what is left over is refused: a tensor that nobody asked
+//! for belongs to a slightly different model.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use turbospark_device::{Buffer, Device, DeviceError, Mapping, WeightLayout};
+use turbospark_tensor::Shape;
+use turbospark_weights::{Checkpoint, Claims, FileId, Place};
+
+use crate::blocks::attention::AttentionWeights;
+use crate::blocks::delta::DeltaWeights;
+use crate::blocks::mlp::{DenseWeights, Mlp, MoeWeights, ResidentExperts};
+use crate::blocks::vision_block::{BlockWeights, MergerWeights, NormWeights};
+use crate::config::{Config, DeltaConfig, LayerKind, MlpKind, MoeConfig, TextConfig, VisionConfig};
+use crate::rope::TextRope;
+use crate::trunk::{Layer, Mixer, Norm, Trunk};
+use crate::vision_tower::VisionTower;
+use crate::weight::{Affine, Weight};
+use crate::{ModelError, Result};
+
+/// Parts of published checkpoints that are known and not run: the multi-token prediction head.
+const KNOWN_SKIPS: &[&str] = &["mtp.", "model.mtp."];
+
+/// A tower and a trunk, ready to run on the device they were loaded to.
+#[derive(Debug)]
+pub struct Model {
+    /// What `config.json` says.
+    pub config: Config,
+    /// The decoder.
+    pub trunk: Trunk,
+    /// The vision tower; `None` in a text-only checkpoint.
+    pub vision: Option<VisionTower>,
+    /// Tensors of heads that are known and not run.
+    pub skipped_tensors: usize,
+}
+
+impl Model {
+    /// Brings a checkpoint's weights to `device`: the file's own pages where the device can use them, copies
+    /// elsewhere.
+    ///
+    /// # Errors
+    /// A tensor that is missing, unknown or misshapen, by name and with both shapes; the device's.
+    pub fn load(config: Config, checkpoint: &Checkpoint, device: &dyn Device) -> Result<Self> {
+        let mut l = Loader { device, claims: checkpoint.claims(), files: HashMap::new() };
+        let vision = config.vision.as_ref().map(|v| l.tower(v)).transpose()?;
+        let deepstack_blocks = config.vision.as_ref().map_or(Vec::new(), |v| v.deepstack_visual_indexes.clone());
+        let trunk = l.trunk(&config, deepstack_blocks)?;
+        let skipped_tensors = l.claims.finish(KNOWN_SKIPS)?;
+        Ok(Model { config, trunk, vision, skipped_tensors })
+    }
+}
+
+struct Loader<'a> {
+    device: &'a dyn Device,
+    claims: Claims<'a>,
+    /// Mapped files that the device uses in place; `None` where it can't.
+    files: HashMap<FileId, Option<Arc<Buffer>>>,
+}
+
+impl Loader<'_> {
+    fn take(&mut self, name: &str, dims: &[usize]) -> Result<Weight> {
+        let place = self.claims.take(name, Shape::new(dims))?;
+        self.bring(name, &place)
+    }
+
+    fn bring(&mut self, name: &str, place: &Place) -> Result<Weight> {
+        let checkpoint = self.claims.checkpoint();
+        let adopted = match self.files.get(&place.file) {
+            Some(known) => known.clone(),
+            None => {
+                let mapping: Mapping = checkpoint.map(place.file)?;
+                let adopted = self.device.adopt(mapping)?.map(Arc::new);
+                self.files.insert(place.file, adopted.clone());
+                adopted
+            }
+        };
+        if let Some(buffer) = adopted {
+            let offset = usize::try_from(place.offset).map_err(|_| too_large(name))?;
+            return Ok(Weight::new(buffer, offset, place.dtype, place.shape));
+        }
+        let bytes = usize::try_from(place.length).map_err(|_| too_large(name))?;
+        let buffer = self.device.alloc(name, bytes)?;
+        let fill = |out: &mut [u8]| checkpoint.read(place, out).map_err(std::io::Error::other);
+        self.device.fill(buffer.bytes(), &mut { fill })?;
+        Ok(Weight::new(Arc::new(buffer), 0, place.dtype, place.shape))
+    }
+
+    fn affine(&mut self, name: &str, out: usize, inner: usize) -> Result<Affine> {
+        Ok(Affine {
+            weight: self.take(&format!("{name}.weight"), &[out, inner])?,
+            bias: self.take(&format!("{name}.bias"), &[out])?,
+        })
+    }
+
+    fn layer_norm(&mut self, name: &str, n: usize) -> Result<NormWeights> {
+        Ok(NormWeights {
+            weight: self.take(&format!("{name}.weight"), &[n])?,
+            bias: self.take(&format!("{name}.bias"), &[n])?,
+        })
+    }
+
+    fn tower(&mut self, c: &VisionConfig) -> Result<VisionTower> {
+        const V: &str = "model.visual";
+        let (d, side) = (c.hidden_size, c.patch_size);
+        let kernel = [d, c.in_channels, c.temporal_patch_size, side, side];
+        let proj = self.take(&format!("{V}.patch_embed.proj.weight"), &kernel)?;
+        let patch_embed = Affine {
+            weight: proj.reshaped(&[d, c.patch_dim()]),
+            bias: self.take(&format!("{V}.patch_embed.proj.bias"), &[d])?,
+        };
+        let pos_embed = self.take(&format!("{V}.pos_embed.weight"), &[c.num_position_embeddings, d])?;
+        let blocks = (0..c.depth)
+            .map(|j| {
+                let b = format!("{V}.blocks.{j}");
+                Ok(BlockWeights {
+                    norm1: self.layer_norm(&format!("{b}.norm1"), d)?,
+                    qkv: self.affine(&format!("{b}.attn.qkv"), 3 * d, d)?,
+                    proj: self.affine(&format!("{b}.attn.proj"), d, d)?,
+                    norm2: self.layer_norm(&format!("{b}.norm2"), d)?,
+                    fc1: self.affine(&format!("{b}.mlp.linear_fc1"), c.intermediate_size, d)?,
+                    fc2: self.affine(&format!("{b}.mlp.linear_fc2"), d, c.intermediate_size)?,
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let merger = self.merger(&format!("{V}.merger"), c, false)?;
+        let deepstack_mergers = (0..c.deepstack_visual_indexes.len())
+            .map(|k| self.merger(&format!("{V}.deepstack_merger_list.{k}"), c, true))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(VisionTower { config: c.clone(), patch_embed, pos_embed, blocks, merger, deepstack_mergers })
+    }
+
+    fn merger(&mut self, name: &str, c: &VisionConfig, postshuffle_norm: bool) -> Result<MergerWeights> {
+        let wide = c.merge_unit() * c.hidden_size;
+        Ok(MergerWeights {
+            norm: self.layer_norm(&format!("{name}.norm"), if postshuffle_norm { wide } else { c.hidden_size })?,
+            fc1: self.affine(&format!("{name}.linear_fc1"), wide, wide)?,
+            fc2: self.affine(&format!("{name}.linear_fc2"), c.out_hidden_size, wide)?,
+            postshuffle_norm,
+        })
+    }
+
+    fn trunk(&mut self, config: &Config, deepstack_blocks: Vec<usize>) -> Result<Trunk> {
+        let c = &config.text;
+        // Text-only exports leave `language_model` out.
+        let nested = "model.language_model";
+        let root = if self.claims.contains(&format!("{nested}.embed_tokens.weight")) { nested } else { "model" };
+        let one_plus = config.family.is_qwen35();
+        let table = [c.vocab_size, c.hidden_size];
+        let embed = self.take(&format!("{root}.embed_tokens.weight"), &table)?;
+        let layers = (0..c.num_hidden_layers)
+            .map(|i| self.layer(&format!("{root}.layers.{i}"), c, i, one_plus))
+            .collect::<Result<Vec<_>>>()?;
+        let norm = self.norm(&format!("{root}.norm.weight"), c.hidden_size, c, one_plus)?;
+        let lm_head = if config.tie_word_embeddings { embed.clone() } else { self.take("lm_head.weight", &table)? };
+        let rope = TextRope::new(&c.rope);
+        Ok(Trunk { family: config.family, config: c.clone(), embed, layers, norm, lm_head, rope, deepstack_blocks })
+    }
+
+    fn norm(&mut self, name: &str, n: usize, c: &TextConfig, one_plus: bool) -> Result<Norm> {
+        Ok(Norm { weight: self.take(name, &[n])?, one_plus, eps: c.rms_norm_eps })
+    }
+
+    fn layer(&mut self, name: &str, c: &TextConfig, i: usize, one_plus: bool) -> Result<Layer> {
+        let input_norm = self.norm(&format!("{name}.input_layernorm.weight"), c.hidden_size, c, one_plus)?;
+        let mixer = match (c.layer_kinds[i], &c.delta) {
+            (LayerKind::LinearAttention, Some(d)) => {
+                Mixer::Delta(self.delta(&format!("{name}.linear_attn"), c, d)?)
+            }
+            _ => Mixer::Attention(self.attention(&format!("{name}.self_attn"), c, one_plus)?),
+        };
+        let after = format!("{name}.post_attention_layernorm.weight");
+        let post_attention_norm = self.norm(&after, c.hidden_size, c, one_plus)?;
+        let mlp = match (c.mlp_kinds[i], &c.moe) {
+            (MlpKind::Moe, Some(m)) => Mlp::Moe(self.moe(&format!("{name}.mlp"), c.hidden_size, m)?),
+            _ => Mlp::Dense(self.dense(&format!("{name}.mlp"), c.intermediate_size, c.hidden_size)?),
+        };
+        Ok(Layer { input_norm, mixer, post_attention_norm, mlp })
+    }
+
+    fn attention(&mut self, name: &str, c: &TextConfig, one_plus: bool) -> Result<AttentionWeights> {
+        let (d, h) = (c.head_dim, c.hidden_size);
+        let (queries, keys) = (c.num_attention_heads * d, c.num_key_value_heads * d);
+        let gated = c.attention_output_gate;
+        Ok(AttentionWeights {
+            q_proj: self.take(&format!("{name}.q_proj.weight"), &[queries * (1 + gated as usize), h])?,
+            k_proj: self.take(&format!("{name}.k_proj.weight"), &[keys, h])?,
+            v_proj: self.take(&format!("{name}.v_proj.weight"), &[keys, h])?,
+            o_proj: self.take(&format!("{name}.o_proj.weight"), &[h, queries])?,
+            q_norm: self.norm(&format!("{name}.q_norm.weight"), d, c, one_plus)?,
+            k_norm: self.norm(&format!("{name}.k_norm.weight"), d, c, one_plus)?,
+            head_dim: d,
+            gated,
+        })
+    }
+
+    fn delta(&mut self, name: &str, c: &TextConfig, d: &DeltaConfig) -> Result<DeltaWeights> {
+        let (h, heads, channels) = (c.hidden_size, d.num_value_heads, d.conv_channels());
+        let conv = self.take(&format!("{name}.conv1d.weight"), &[channels, 1, d.conv_kernel])?;
+        Ok(DeltaWeights {
+            in_proj_qkv: self.take(&format!("{name}.in_proj_qkv.weight"), &[channels, h])?,
+            in_proj_z: self.take(&format!("{name}.in_proj_z.weight"), &[d.value_dim(), h])?,
+            in_proj_b: self.take(&format!("{name}.in_proj_b.weight"), &[heads, h])?,
+            in_proj_a: self.take(&format!("{name}.in_proj_a.weight"), &[heads, h])?,
+            conv: conv.reshaped(&[channels, d.conv_kernel]),
+            a_log: self.take(&format!("{name}.A_log"), &[heads])?,
+            dt_bias: self.take(&format!("{name}.dt_bias"), &[heads])?,
+            norm: self.take(&format!("{name}.norm.weight"), &[d.value_head_dim])?,
+            out_proj: self.take(&format!("{name}.out_proj.weight"), &[h, d.value_dim()])?,
+            eps: c.rms_norm_eps,
+            config: *d,
+        })
+    }
+
+    fn dense(&mut self, name: &str, width: usize, hidden: usize) -> Result<DenseWeights> {
+        Ok(DenseWeights {
+            gate: self.take(&format!("{name}.gate_proj.weight"), &[width, hidden])?,
+            up: self.take(&format!("{name}.up_proj.weight"), &[width, hidden])?,
+            down: self.take(&format!("{name}.down_proj.weight"), &[hidden, width])?,
+        })
+    }
+
+    fn moe(&mut self, name: &str, hidden: usize, m: &MoeConfig) -> Result<MoeWeights> {
+        let shared = match m.shared_expert_intermediate_size {
+            Some(width) => Some((
+                self.dense(&format!("{name}.shared_expert"), width, hidden)?,
+                self.take(&format!("{name}.shared_expert_gate.weight"), &[1, hidden])?,
+            )),
+            None => None,
+        };
+        Ok(MoeWeights {
+            router: self.take(&format!("{name}.gate.weight"), &[m.num_experts, hidden])?,
+            experts: self.experts(&format!("{name}.experts"), hidden, m)?,
+            width: m.moe_intermediate_size,
+            shared,
+        })
+    }
+
+    /// The three layouts in which published files hold experts, told apart by name and shape.
+    fn experts(&mut self, name: &str, hidden: usize, m: &MoeConfig) -> Result<ResidentExperts> {
+        let (experts, width) = (m.num_experts, m.moe_intermediate_size);
+        let fused = format!("{name}.gate_up_proj");
+        if !self.claims.contains(&fused) {
+            let each = (0..experts).map(|e| self.dense(&format!("{name}.{e}"), width, hidden));
+            return Ok(ResidentExperts::Split(each.collect::<Result<Vec<_>>>()?));
+        }
+        // `down` decides: where hidden = 2 * width the two `gate_up` layouts have one shape, but then hidden
+        // and width differ.
+        let down_name = format!("{name}.down_proj");
+        let out_in = [experts, hidden, width];
+        let in_out = [experts, width, hidden];
+        let down = self.claims.take_any(&[(&down_name, out_in.into()), (&down_name, in_out.into())])?;
+        let layout = if hidden != width {
+            [WeightLayout::OutIn, WeightLayout::InOut][down.0]
+        } else {
+            // Square: the fused tensor decides instead.
+            let sides = |shape: [usize; 3]| (fused.as_str(), Shape::from(shape));
+            let both = [sides([experts, 2 * width, hidden]), sides([experts, hidden, 2 * width])];
+            [WeightLayout::OutIn, WeightLayout::InOut][self.claims.take_any(&both)?.0]
+        };
+        let gate_up_dims = match layout {
+            WeightLayout::OutIn => [experts, 2 * width, hidden],
+            WeightLayout::InOut => [experts, hidden, 2 * width],
+        };
+        let down = self.bring(&down_name, &down.1)?;
+        let gate_up = self.take(&fused, &gate_up_dims)?;
+        Ok(ResidentExperts::Fused { gate_up, down, layout })
+    }
+}
+
+fn too_large(name: &str) -> ModelError {
+    ModelError::Device(DeviceError::Unsupported(format!("tensor {name:?} does not fit this machine's address space")))
+}

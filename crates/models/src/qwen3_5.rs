@@ -1,0 +1,37 @@
+//! One decoder layer of Qwen3.5, dense or mixture of experts.
+//!
+//! x += mixer(rms(x));  x += mlp(rms(x))   where every fourth mixer is gated attention, the others gated
+//! DeltaNet, and every norm multiplies by `1 + weight` but the one inside DeltaNet.
+
+use turbospark_device::Pass;
+
+use crate::blocks::{attention, delta, mlp};
+use crate::cache::Cache;
+use crate::trunk::{Layer, LayerScratch, Mixer, Step};
+
+pub(crate) fn decoder_layer<'a>(
+    pass: &mut Pass<'a>,
+    layer: &'a Layer,
+    index: usize,
+    s: &LayerScratch<'a>,
+    cache: &'a Cache,
+    step: &Step<'a>,
+) {
+    layer.input_norm.apply(pass, step.x, step.normed);
+    match &layer.mixer {
+        Mixer::Attention(w) => {
+            if let (Some(s), Some(kv)) = (&s.attention, cache.kv(index)) {
+                attention::attend(pass, w, s, kv, step);
+            }
+        }
+        Mixer::Delta(w) => {
+            if let (Some(s), Some(state)) = (&s.delta, cache.state(index)) {
+                delta::mix(pass, w, s, state, step);
+            }
+        }
+    }
+    pass.tap("mid", index, step.x);
+    layer.post_attention_norm.apply(pass, step.x, step.normed);
+    mlp::mlp(pass, &layer.mlp, &s.mlp, index, step);
+    pass.tap("out", index, step.x);
+}

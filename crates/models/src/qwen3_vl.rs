@@ -1,0 +1,30 @@
+//! One decoder layer of Qwen3-VL, dense or mixture of experts.
+//!
+//! x += attention(rms(x));  x += mlp(rms(x));  then, after layer k, deepstack set k on the image rows.
+//!
+//! The fluent slips are in the deepstack rows: one layer late, at the layers numbered as the vision blocks
+//! are, or in reverse.
+
+use turbospark_device::Pass;
+
+use crate::blocks::{attention, mlp};
+use crate::cache::Cache;
+use crate::trunk::{Layer, LayerScratch, Mixer, Step};
+
+pub(crate) fn decoder_layer<'a>(
+    pass: &mut Pass<'a>,
+    layer: &'a Layer,
+    index: usize,
+    s: &LayerScratch<'a>,
+    cache: &'a Cache,
+    step: &Step<'a>,
+) {
+    layer.input_norm.apply(pass, step.x, step.normed);
+    if let (Mixer::Attention(w), Some(s), Some(kv)) = (&layer.mixer, &s.attention, cache.kv(index)) {
+        attention::attend(pass, w, s, kv, step);
+    }
+    pass.tap("mid", index, step.x);
+    layer.post_attention_norm.apply(pass, step.x, step.normed);
+    mlp::mlp(pass, &layer.mlp, &s.mlp, index, step);
+    pass.tap("out", index, step.x);
+}

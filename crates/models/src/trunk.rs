@@ -1,0 +1,459 @@
+//! The decoder: one forward pass over a ragged batch.
+
+use turbospark_device::op::{Copy, Gather, Matmul, Zero};
+use turbospark_device::{Buffer, Device, Pass, Span, TapSink, View};
+use turbospark_tensor::mutant::{Mutant, active};
+
+use crate::batch::{Row, Sequence, Source};
+use crate::blocks::attention::{AttentionScratch, AttentionWeights};
+use crate::blocks::delta::{DeltaScratch, DeltaWeights};
+use crate::blocks::mlp::{Mlp, MlpScratch, RoutedScratch};
+use crate::cache::Cache;
+use crate::config::{Family, TextConfig};
+use crate::rope::TextRope;
+use crate::scratch::{Plan, Region, Scratch};
+use crate::weight::Weight;
+use crate::{ModelError, Result, qwen3_5, qwen3_vl};
+
+/// A root mean square norm.
+#[derive(Clone, Debug)]
+pub(crate) struct Norm {
+    pub weight: Weight,
+    pub one_plus: bool,
+    pub eps: f32,
+}
+
+/// What mixes rows in a layer.
+#[derive(Debug)]
+pub(crate) enum Mixer {
+    Attention(AttentionWeights),
+    Delta(DeltaWeights),
+}
+
+/// One decoder layer.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    pub input_norm: Norm,
+    pub mixer: Mixer,
+    pub post_attention_norm: Norm,
+    pub mlp: Mlp,
+}
+
+/// The decoder of any family.
+#[derive(Debug)]
+pub struct Trunk {
+    pub(crate) family: Family,
+    pub(crate) config: TextConfig,
+    pub(crate) embed: Weight,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) norm: Norm,
+    pub(crate) lm_head: Weight,
+    pub(crate) rope: TextRope,
+    /// Of the tower; only the mutants that misplace deepstack rows ask.
+    pub(crate) deepstack_blocks: Vec<usize>,
+}
+
+/// What every layer of one pass sees.
+#[derive(Clone, Copy)]
+pub(crate) struct Step<'a> {
+    /// The residual stream, `[rows, hidden]`.
+    pub x: View<'a>,
+    /// `[rows, hidden]`.
+    pub normed: View<'a>,
+    /// `[rows, rotary / 2]` each.
+    pub cos: View<'a>,
+    pub sin: View<'a>,
+    /// i32 `[rows]`.
+    pub slots: View<'a>,
+    /// i32 `[sequences, pages]`.
+    pub pages: View<'a>,
+    pub spans: &'a [Span],
+    pub prompt_rows: usize,
+}
+
+/// Rows of an image that are rows of this batch.
+pub(crate) struct Piece<'a> {
+    first_row: usize,
+    rows: usize,
+    /// `[sets, tokens, hidden]`, narrowed to the piece's tokens: the merged rows, then each deepstack set.
+    embedding: View<'a>,
+}
+
+/// Scratch of the layers.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerScratch<'a> {
+    pub attention: Option<AttentionScratch<'a>>,
+    pub delta: Option<DeltaScratch<'a>>,
+    pub mlp: MlpScratch<'a>,
+}
+
+/// Where everything of one pass lies in the scratch buffer.
+struct Layout {
+    ids: Region,
+    iota: Region,
+    slots: Region,
+    pages: Region,
+    wanted: Region,
+    cos: Region,
+    sin: Region,
+    x: Region,
+    normed: Region,
+    attention: Option<[Region; 4]>,
+    delta: Option<[Region; 6]>,
+    inner: Region,
+    routed: Option<[Region; 5]>,
+    head: Region,
+    logits: Region,
+    bytes: usize,
+}
+
+impl Layout {
+    fn plan(c: &TextConfig, half: usize, rows: usize, tables: [usize; 2], wanted: usize) -> Self {
+        let mut p = Plan::default();
+        let (ids, iota, slots) = (p.i32(&[rows]), p.i32(&[rows]), p.i32(&[rows]));
+        let (pages, wanted_rows) = (p.i32(&tables), p.i32(&[wanted]));
+        let (cos, sin) = (p.f32(&[rows, half]), p.f32(&[rows, half]));
+        let (x, normed) = (p.f32(&[rows, c.hidden_size]), p.f32(&[rows, c.hidden_size]));
+        let mark = p.mark(); // mixer, MLP and head live one after the other
+        let queries = c.num_attention_heads * c.head_dim;
+        let keys = c.num_key_value_heads * c.head_dim;
+        let attention = (c.layer_kinds.iter().any(|k| *k == crate::config::LayerKind::FullAttention)).then(|| {
+            let q = queries * (1 + c.attention_output_gate as usize);
+            [q, keys, keys, queries].map(|n| p.f32(&[rows, n]))
+        });
+        p.release(mark);
+        let delta = c.delta.as_ref().map(|d| {
+            let (u, v, h) = (d.conv_channels(), d.value_dim(), d.num_value_heads);
+            [u, u, v, v, h, h].map(|n| p.f32(&[rows, n]))
+        });
+        p.release(mark);
+        let shared = c.moe.as_ref().and_then(|m| m.shared_expert_intermediate_size).unwrap_or(0);
+        let dense = c.mlp_kinds.contains(&crate::config::MlpKind::Dense);
+        let inner = p.f32(&[rows, shared.max(if dense { c.intermediate_size } else { 0 })]);
+        let routed = c.moe.as_ref().map(|m| {
+            let k = m.num_experts_per_tok;
+            [
+                p.f32(&[rows, m.num_experts]),
+                p.i32(&[rows, k]),
+                p.f32(&[rows, k]),
+                p.f32(&[rows, 1]),
+                p.f32(&[rows, c.hidden_size]),
+            ]
+        });
+        p.release(mark);
+        let (head, logits) = (p.f32(&[wanted, c.hidden_size]), p.f32(&[wanted, c.vocab_size]));
+        Layout {
+            ids,
+            iota,
+            slots,
+            pages,
+            wanted: wanted_rows,
+            cos,
+            sin,
+            x,
+            normed,
+            attention,
+            delta,
+            inner,
+            routed,
+            head,
+            logits,
+            bytes: p.bytes(),
+        }
+    }
+
+    fn layers<'a>(&self, b: &'a Buffer, c: &TextConfig, layer: usize) -> LayerScratch<'a> {
+        // The shared expert and a dense MLP of another width use the same region.
+        let width = match (c.mlp_kinds[layer], &c.moe) {
+            (crate::config::MlpKind::Moe, Some(m)) => m.shared_expert_intermediate_size.unwrap_or(0),
+            _ => c.intermediate_size,
+        };
+        let inner = self.inner.of(b);
+        let inner = b.view(inner.offset_bytes(), inner.dtype(), [inner.dim(0), width]);
+        LayerScratch {
+            attention: self.attention.map(|[q, k, v, out]| AttentionScratch {
+                q: q.of(b),
+                k: k.of(b),
+                v: v.of(b),
+                out: out.of(b),
+            }),
+            delta: self.delta.map(|[u, y, z, out, a, bb]| DeltaScratch {
+                u: u.of(b),
+                y: y.of(b),
+                z: z.of(b),
+                out: out.of(b),
+                a: a.of(b),
+                b: bb.of(b),
+            }),
+            mlp: MlpScratch {
+                inner,
+                routed: self.routed.map(|[logits, ids, weights, shared_gate, shared]| RoutedScratch {
+                    logits: logits.of(b),
+                    ids: ids.of(b),
+                    weights: weights.of(b),
+                    shared_gate: shared_gate.of(b),
+                    shared: shared.of(b),
+                }),
+            },
+        }
+    }
+}
+
+/// Host-side copies of what a step uploads.
+#[derive(Default)]
+struct Inputs {
+    ids: Vec<i32>,
+    slots: Vec<i32>,
+    pages: Vec<i32>,
+    wanted: Vec<i32>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    spans: Vec<Span>,
+    prompt_rows: usize,
+    wanted_prompt_rows: usize,
+}
+
+impl Trunk {
+    /// The configuration it was built from.
+    pub fn config(&self) -> &TextConfig {
+        &self.config
+    }
+
+    /// Bytes of scratch that a batch of `rows` rows, `wanted` of them with logits, takes with `pages` pages a
+    /// sequence.
+    pub fn scratch_bytes(&self, rows: usize, sequences: usize, pages: usize, wanted: usize) -> usize {
+        Layout::plan(&self.config, self.rope.half(), rows, [sequences, pages], wanted).bytes
+    }
+
+    /// Runs `batch` (prompt sequences before decode sequences) and returns the logits of the rows that want
+    /// them, `[wanted, vocab_size]`, in batch order. Keys, values and states are left in `cache`.
+    ///
+    /// # Errors
+    /// [`ModelError::Batch`] where the batch does not fit the model or the cache; the device's.
+    pub fn forward(
+        &self,
+        device: &dyn Device,
+        batch: &[Sequence<'_>],
+        cache: &Cache,
+        scratch: &mut Scratch,
+        taps: Option<&mut dyn TapSink>,
+    ) -> Result<Vec<f32>> {
+        let inputs = self.inputs(batch, cache)?;
+        let rows = inputs.ids.len();
+        if rows == 0 {
+            return Ok(Vec::new());
+        }
+        let tables = [batch.len(), inputs.pages.len() / batch.len()];
+        let wanted = inputs.wanted.len();
+        let layout = Layout::plan(&self.config, self.rope.half(), rows, tables, wanted);
+        let buffer = scratch.hold(device, "decoder scratch", layout.bytes)?;
+        device.write_i32(layout.ids.of(buffer), &inputs.ids)?;
+        device.write_i32(layout.slots.of(buffer), &inputs.slots)?;
+        device.write_i32(layout.pages.of(buffer), &inputs.pages)?;
+        device.write_i32(layout.wanted.of(buffer), &inputs.wanted)?;
+        device.write_f32(layout.cos.of(buffer), &inputs.cos)?;
+        device.write_f32(layout.sin.of(buffer), &inputs.sin)?;
+        let pieces = self.pieces(batch)?;
+        if !pieces.is_empty() {
+            device.write_i32(layout.iota.of(buffer), &(0..rows as i32).collect::<Vec<_>>())?;
+        }
+
+        let step = Step {
+            x: layout.x.of(buffer),
+            normed: layout.normed.of(buffer),
+            cos: layout.cos.of(buffer),
+            sin: layout.sin.of(buffer),
+            slots: layout.slots.of(buffer),
+            pages: layout.pages.of(buffer),
+            spans: &inputs.spans,
+            prompt_rows: inputs.prompt_rows,
+        };
+        let mut pass = Pass::new(device).keep_taps(taps.is_some());
+        self.record_start(&mut pass, batch, cache, layout.ids.of(buffer), &pieces, &step);
+        for (i, layer) in self.layers.iter().enumerate() {
+            pass.scope("decoder layer", i);
+            pass.tap("hidden", i, step.x);
+            let s = layout.layers(buffer, &self.config, i);
+            if self.family.is_qwen35() {
+                qwen3_5::decoder_layer(&mut pass, layer, i, &s, cache, &step);
+            } else {
+                qwen3_vl::decoder_layer(&mut pass, layer, i, &s, cache, &step);
+                self.add_deepstack(&mut pass, i, &pieces, layout.iota.of(buffer), &step);
+            }
+        }
+        pass.scope("output head", None);
+        pass.tap("hidden", self.layers.len(), step.x);
+        let (head, logits) = (layout.head.of(buffer), layout.logits.of(buffer));
+        if wanted > 0 {
+            let index = layout.wanted.of(buffer);
+            pass.gather(Gather { table: step.x, index, weights: None, out: head, accumulate: false });
+            self.norm.apply(&mut pass, head, head);
+            pass.tap("final_norm", None, head);
+            let prompt_rows = inputs.wanted_prompt_rows;
+            pass.matmul(Matmul { prompt_rows, ..Matmul::new(head, self.lm_head.view(), logits) });
+        }
+        pass.submit_to(taps)?;
+        Ok(device.read_f32(logits)?)
+    }
+
+    /// States of sequences that begin, token embeddings, and image rows in their places.
+    fn record_start<'a>(
+        &'a self,
+        pass: &mut Pass<'a>,
+        batch: &[Sequence<'_>],
+        cache: &'a Cache,
+        ids: View<'a>,
+        pieces: &[Piece<'a>],
+        step: &Step<'a>,
+    ) {
+        pass.scope("start of sequences", None);
+        for s in batch.iter().filter(|s| s.start == 0) {
+            for state in (0..self.layers.len()).filter_map(|i| cache.state(i)) {
+                for all in [state.conv, state.delta] {
+                    pass.zero(Zero { out: all.rows(s.state..s.state + 1) });
+                }
+            }
+        }
+        pass.scope("embedding", None);
+        let table = self.embed.view();
+        pass.gather(Gather { table, index: ids, weights: None, out: step.x, accumulate: false });
+        for p in pieces {
+            let to = step.x.rows(p.first_row..p.first_row + p.rows);
+            pass.copy(Copy { from: set(p.embedding, 0), to });
+        }
+    }
+
+    /// After layer `k`, set `k` is added to the image rows only, so that layer `k + 1` sees it in its keys.
+    fn add_deepstack<'a>(
+        &self,
+        pass: &mut Pass<'a>,
+        layer: usize,
+        pieces: &[Piece<'a>],
+        iota: View<'a>,
+        step: &Step<'a>,
+    ) {
+        for p in pieces {
+            let sets = p.embedding.dim(0) - 1;
+            let which = if active(Mutant::DeepstackLate) {
+                layer.checked_sub(1)
+            } else if active(Mutant::DeepstackAtBlockNumbers) {
+                self.deepstack_blocks.iter().position(|&b| b == layer)
+            } else if active(Mutant::DeepstackReversed) {
+                sets.checked_sub(layer + 1)
+            } else {
+                Some(layer)
+            };
+            let Some(k) = which.filter(|&k| k < sets) else { continue };
+            let out = step.x.rows(p.first_row..p.first_row + p.rows);
+            let index = iota.rows(0..p.rows);
+            pass.gather(Gather { table: set(p.embedding, 1 + k), index, weights: None, out, accumulate: true });
+        }
+    }
+
+    /// Checks the batch and lays out what the step uploads.
+    fn inputs(&self, batch: &[Sequence<'_>], cache: &Cache) -> Result<Inputs> {
+        let shape = cache.shape();
+        let mut inputs = Inputs::default();
+        let longest = batch.iter().map(|s| s.pages.len()).max().unwrap_or(0);
+        for (table, s) in batch.iter().enumerate() {
+            if !s.decode && inputs.prompt_rows < inputs.ids.len() {
+                return Err(ModelError::Batch("a prompt sequence comes after a decode sequence".into()));
+            }
+            let end = s.start + s.rows.len();
+            if end > s.pages.len() * shape.page_len || s.pages.iter().any(|&p| p as usize >= shape.pages) {
+                let (pages, len, all) = (s.pages.len(), shape.page_len, shape.pages);
+                return Err(ModelError::Batch(format!("{end} tokens in {pages} pages of {len}, from a pool of {all}")));
+            }
+            inputs.spans.push(Span {
+                first_row: inputs.ids.len(),
+                rows: s.rows.len(),
+                start: s.start,
+                decode: s.decode,
+                table,
+                state: s.state,
+                snapshots: s.snapshots.clone(),
+            });
+            inputs.pages.extend(s.pages.iter().map(|&p| p as i32));
+            inputs.pages.resize((table + 1) * longest, 0);
+            for (i, row) in s.rows.iter().enumerate() {
+                let at = s.start + i;
+                let page = s.pages[at / shape.page_len] as usize;
+                inputs.slots.push((page * shape.page_len + at % shape.page_len) as i32);
+                self.add_row(row, &mut inputs)?;
+                inputs.wanted_prompt_rows += (row.logits && !s.decode) as usize;
+            }
+            if !s.decode {
+                inputs.prompt_rows = inputs.ids.len();
+            }
+        }
+        Ok(inputs)
+    }
+
+    fn add_row(&self, row: &Row, inputs: &mut Inputs) -> Result<()> {
+        let id = match row.source {
+            Source::Token(id) if (id as usize) < self.config.vocab_size => id as i32,
+            Source::Token(id) => {
+                let vocab = self.config.vocab_size;
+                return Err(ModelError::Batch(format!("token id {id} lies outside a vocabulary of {vocab}")));
+            }
+            Source::Image { .. } => -1,
+        };
+        if row.logits {
+            inputs.wanted.push(inputs.ids.len() as i32);
+        }
+        inputs.ids.push(id);
+        self.rope.extend(row.position, &mut inputs.cos, &mut inputs.sin);
+        Ok(())
+    }
+
+    /// Runs of rows that are consecutive rows of one image.
+    fn pieces<'b>(&self, batch: &[Sequence<'b>]) -> Result<Vec<Piece<'b>>> {
+        let mut pieces: Vec<Piece<'b>> = Vec::new();
+        let mut first = 0;
+        for s in batch {
+            let mut open: Option<(usize, usize, usize)> = None; // image, its first row, length
+            for (i, row) in s.rows.iter().chain([&Row { source: Source::Token(0), position: [0; 3], logits: false }]).enumerate()
+            {
+                match (row.source, &mut open) {
+                    (Source::Image { image, row }, Some((same, from, n))) if *same == image && *from + *n == row => {
+                        *n += 1;
+                        continue;
+                    }
+                    _ => {}
+                }
+                if let Some((image, from, n)) = open.take() {
+                    pieces.push(self.piece(s, first + i - n, image, from, n)?);
+                }
+                if let Source::Image { image, row } = row.source {
+                    open = Some((image, row, 1));
+                }
+            }
+            first += s.rows.len();
+        }
+        Ok(pieces)
+    }
+
+    fn piece<'b>(&self, s: &Sequence<'b>, first_row: usize, image: usize, from: usize, rows: usize) -> Result<Piece<'b>> {
+        let hidden = self.config.hidden_size;
+        let (image, given) = (image, s.images.len());
+        let Some(embedding) = s.images.get(image) else {
+            return Err(ModelError::Batch(format!("row {first_row} asks for image {image} of {given}")));
+        };
+        let all = embedding.view(); // [sets, tokens, hidden]
+        if all.dim(2) != hidden || from + rows > all.dim(1) {
+            let (tokens, width) = (all.dim(1), all.dim(2));
+            return Err(ModelError::Batch(format!(
+                "image {image}: rows {from}..{} of {tokens}, {width} wide for a trunk of {hidden}",
+                from + rows
+            )));
+        }
+        Ok(Piece { first_row, rows, embedding: all.narrow(1, from..from + rows) })
+    }
+}
+
+/// Set `i` of `[sets, rows, hidden]`, as `[rows, hidden]`.
+fn set<'a>(embedding: View<'a>, i: usize) -> View<'a> {
+    let (rows, hidden) = (embedding.dim(1), embedding.dim(2));
+    let one = embedding.narrow(0, i..i + 1);
+    one.buffer().view(one.offset_bytes(), one.dtype(), [rows, hidden])
+}
