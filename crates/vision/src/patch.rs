@@ -90,7 +90,7 @@ pub fn write_patches(
         let first = group * layout.temporal_patch_size;
         for (row, column) in patch_order(grid, layout.merge_size) {
             let patch = patches.next().expect("the buffer holds every patch");
-            let corner = (row * layout.patch_size * width + column * layout.patch_size) * 3;
+            let corner = row * layout.patch_size * width + column * layout.patch_size;
             for slot in 0..layout.temporal_patch_size {
                 let frame = (first + slot).min(frames.len() - 1);
                 let repeated = slot > 0 && first + slot > frame;
@@ -101,7 +101,8 @@ pub fn write_patches(
                         patch.copy_within(from..from + plane, at);
                     } else {
                         let plane = &mut patch[at..at + plane];
-                        gather(&frames[frame][corner + c..], width * 3, &table[c], layout.patch_size, plane);
+                        let pixels = &frames[frame].as_chunks().0[corner..];
+                        gather(pixels, width, c, &table[c], layout.patch_size, plane);
                     }
                 }
             }
@@ -115,11 +116,11 @@ fn plane_index(channel: usize, slot: usize, slots: usize) -> usize {
     if active(Mutant::PatchFrameBeforeChannel) { slot * 3 + channel } else { channel * slots + slot }
 }
 
-/// One channel of one patch: every third sample of `side` rows.
-fn gather(samples: &[u8], stride: usize, table: &[f32; 256], side: usize, out: &mut [f32]) {
-    for (y, out) in out.chunks_exact_mut(side).enumerate() {
-        for (out, &v) in out.iter_mut().zip(samples[y * stride..].iter().step_by(3)) {
-            *out = table[usize::from(v)];
+/// One channel of one patch, from the pixels at its top left corner on.
+fn gather(pixels: &[[u8; 3]], width: usize, channel: usize, table: &[f32; 256], side: usize, out: &mut [f32]) {
+    for (out, pixels) in out.chunks_exact_mut(side).zip(pixels.chunks(width)) {
+        for (out, pixel) in out.iter_mut().zip(pixels) {
+            *out = table[usize::from(pixel[channel])];
         }
     }
 }
