@@ -83,32 +83,46 @@ pub fn write_patches(
     if out.len() != expected || frames.len().div_ceil(layout.temporal_patch_size) != grid.t {
         return Err(ImageError::PatchBuffer { expected, got: out.len() });
     }
-    let table = scale.table();
-    let plane = layout.patch_size * layout.patch_size;
+    let cutter = Cutter { layout, width, tables: scale.table() };
     let mut patches = out.chunks_exact_mut(layout.patch_len());
-    for group in 0..grid.t {
-        let first = group * layout.temporal_patch_size;
+    for group in frames.chunks(layout.temporal_patch_size) {
         for (row, column) in patch_order(grid, layout.merge_size) {
-            let patch = patches.next().expect("the buffer holds every patch");
-            let corner = row * layout.patch_size * width + column * layout.patch_size;
-            for slot in 0..layout.temporal_patch_size {
-                let frame = (first + slot).min(frames.len() - 1);
-                let repeated = slot > 0 && first + slot > frame;
-                for c in 0..3 {
-                    let at = plane_index(c, slot, layout.temporal_patch_size) * plane;
-                    if repeated {
-                        let from = plane_index(c, slot - 1, layout.temporal_patch_size) * plane;
+            let corner = (row * width + column) * layout.patch_size;
+            cutter.cut(group, corner, patches.next().expect("the buffer holds every patch"));
+        }
+    }
+    Ok(())
+}
+
+struct Cutter {
+    layout: PatchLayout,
+    width: usize,
+    tables: [[f32; 256]; 3],
+}
+
+impl Cutter {
+    /// One patch of a group of frames, from the pixel `corner` on.
+    fn cut(&self, group: &[&[u8]], corner: usize, patch: &mut [f32]) {
+        let side = self.layout.patch_size;
+        let slots = self.layout.temporal_patch_size;
+        let plane = side * side;
+        for slot in 0..slots {
+            for (channel, table) in self.tables.iter().enumerate() {
+                let at = plane_index(channel, slot, slots) * plane;
+                match group.get(slot) {
+                    Some(frame) => {
+                        let pixels = &frame.as_chunks().0[corner..];
+                        gather(pixels, self.width, channel, table, &mut patch[at..at + plane], side);
+                    }
+                    // Past the last frame: the slot before holds it already.
+                    None => {
+                        let from = plane_index(channel, slot - 1, slots) * plane;
                         patch.copy_within(from..from + plane, at);
-                    } else {
-                        let plane = &mut patch[at..at + plane];
-                        let pixels = &frames[frame].as_chunks().0[corner..];
-                        gather(pixels, width, c, &table[c], layout.patch_size, plane);
                     }
                 }
             }
         }
     }
-    Ok(())
 }
 
 /// Where the plane of a channel and a frame slot lies in a patch row.
@@ -117,7 +131,7 @@ fn plane_index(channel: usize, slot: usize, slots: usize) -> usize {
 }
 
 /// One channel of one patch, from the pixels at its top left corner on.
-fn gather(pixels: &[[u8; 3]], width: usize, channel: usize, table: &[f32; 256], side: usize, out: &mut [f32]) {
+fn gather(pixels: &[[u8; 3]], width: usize, channel: usize, table: &[f32; 256], out: &mut [f32], side: usize) {
     for (out, pixels) in out.chunks_exact_mut(side).zip(pixels.chunks(width)) {
         for (out, pixel) in out.iter_mut().zip(pixels) {
             *out = table[usize::from(pixel[channel])];

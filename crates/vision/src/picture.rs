@@ -70,6 +70,11 @@ impl Picture {
         self.grid.tokens(self.layout.merge_size)
     }
 
+    /// How the picture is cut.
+    pub fn layout(&self) -> PatchLayout {
+        self.layout
+    }
+
     /// Values that [`Picture::write_patches`] writes.
     pub fn patches_len(&self) -> usize {
         self.grid.patches() * self.layout.patch_len()

@@ -141,6 +141,11 @@ impl Clip {
         self.grid.tokens(self.layout.merge_size)
     }
 
+    /// How the frames are cut.
+    pub fn layout(&self) -> PatchLayout {
+        self.layout
+    }
+
     /// Values that [`Clip::write_patches`] writes.
     pub fn patches_len(&self) -> usize {
         self.grid.patches() * self.layout.patch_len()
