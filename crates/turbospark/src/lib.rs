@@ -1,1 +1,57 @@
-//! Under construction.
+//! Run Qwen vision-language models on the machine you have.
+//!
+//! ```
+//! use turbospark::{GenerateOptions, LoadOptions, Model};
+//!
+//! # fn main() -> turbospark::Result<()> {
+//! # #[cfg(feature = "embedded-model")] {
+//! let model = Model::embedded(&LoadOptions::default())?;
+//! # let receipt = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/receipt.png");
+//! let prompt = model.prompt().image_file(receipt).text("What is the total?").build()?;
+//!
+//! let mut session = model.session();
+//! let mut generation = session.generate(&prompt, &GenerateOptions::default())?;
+//! for piece in &mut generation {
+//!     print!("{}", piece?);
+//! }
+//! assert_eq!(generation.so_far().text, "$179.61");
+//! # }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A [`Model`] is a loaded checkpoint, a [`Prompt`] a validated value, a [`Session`] one sequence in the cache,
+//! a [`Generation`] an answer in the making. Several sessions may be held and driven from several threads;
+//! nothing is global.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod chat;
+#[cfg(feature = "embedded-model")]
+mod embedded;
+mod error;
+mod generate;
+mod model;
+mod options;
+mod pool;
+mod prompt;
+pub mod sampler;
+mod session;
+// pub mod trace;
+
+pub use chat::{ChatOptions, DataUris, ImageLoader, LocalFiles, PromptBuilder};
+pub use error::{Error, Result};
+pub use generate::{Answer, FinishReason, GenerateOptions, Generation, Timing, Usage};
+pub use model::Model;
+pub use options::{DeviceChoice, LoadOptions};
+pub use prompt::{
+    Pixels, Prompt, PromptError, PromptLimits, PromptParts, Visual, VisualRows, VisualSpan,
+};
+pub use sampler::{Sampler, Sampling};
+pub use session::{Cancel, Prefill, Progress, Session};
+
+pub use turbospark_device as device;
+pub use turbospark_models::{config, ModelError};
+pub use turbospark_text as text;
+pub use turbospark_vision as vision;
+pub use turbospark_weights as weights;

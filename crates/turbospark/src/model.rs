@@ -1,0 +1,295 @@
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use turbospark_device::Device;
+use turbospark_models::config::Config;
+use turbospark_models::{Cache, CacheShape, Scratch, Sequence};
+use turbospark_text::{ChatTemplate, GenerationConfig, Placeholders, Tokenizer};
+use turbospark_vision::{DecodeLimits, ImageConfig, Picture};
+use turbospark_weights::{Checkpoint, Folder, Sidecar};
+
+use crate::options::{LoadOptions, device};
+use crate::pool::Pool;
+use crate::{Error, PromptBuilder, PromptLimits, Result, Sampling, Session};
+
+/// A checkpoint ready to run. Cheap to clone; all clones share the weights and the cache.
+#[derive(Clone)]
+pub struct Model {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    // Declared before the device: buffers go first.
+    engine: Mutex<Engine>,
+    pub(crate) model: turbospark_models::Model,
+    pub(crate) device: Box<dyn Device>,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) image_config: Option<ImageConfig>,
+    pub(crate) generation: GenerationConfig,
+    pub(crate) decode_limits: DecodeLimits,
+    name: String,
+    context: usize,
+    checkpoint: Checkpoint,
+}
+
+/// What sequences share and take turns with.
+pub(crate) struct Engine {
+    pub(crate) cache: Cache,
+    pub(crate) scratch: Scratch,
+    pub(crate) vision_scratch: Scratch,
+    pub(crate) pages: Pool,
+    pub(crate) states: Pool,
+}
+
+impl Model {
+    /// Opens a checkpoint folder, or a safetensors file in one.
+    ///
+    /// # Errors
+    /// What is missing, damaged or not supported, by file, key or tensor.
+    pub fn open(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
+        let path = path.as_ref();
+        let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let name = whole.file_stem().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
+        // A folder named `Qwen3.5-0.8B` has no extension to cut.
+        let name = if whole.is_dir() { whole.file_name().unwrap_or_default().to_string_lossy().into() } else { name };
+        Self::load(&Folder::open(path)?, name, options)
+    }
+
+    /// The tiny trained checkpoint that is compiled in: it reads printed English.
+    ///
+    /// # Errors
+    /// When the options ask for what this build or machine lacks.
+    #[cfg(feature = "embedded-model")]
+    pub fn embedded(options: &LoadOptions) -> Result<Self> {
+        use crate::embedded::{FILES, NAME};
+        Self::load(&Folder::embedded(FILES), NAME.into(), options)
+    }
+
+    fn load(folder: &Folder, name: String, options: &LoadOptions) -> Result<Self> {
+        let config_text = folder.require(Sidecar::Config)?;
+        let config = Config::parse(&config_text).map_err(turbospark_models::ModelError::from)?;
+        let checkpoint = folder.checkpoint()?;
+        let tokenizer_config = folder.text(Sidecar::TokenizerConfig)?;
+        let tokenizer_json = folder.require(Sidecar::Tokenizer)?;
+        let tokenizer = Tokenizer::from_json(tokenizer_json.as_bytes(), tokenizer_config.as_deref())?;
+        let jinja = folder.text(Sidecar::ChatTemplate)?;
+        let template = match (jinja.as_deref(), tokenizer_config.as_deref()) {
+            (None, Some(c)) if !c.contains("\"chat_template\"") => None,
+            (None, None) => None,
+            (jinja, config) => Some(ChatTemplate::from_files(jinja, config)?),
+        };
+        let generation = folder.text(Sidecar::GenerationConfig)?;
+        let generation = GenerationConfig::load(generation.as_deref(), Some(&config_text), Some(&tokenizer))?;
+        let image_config = if config.has_vision() { Some(image_config(folder, &config, options)?) } else { None };
+        let context = context(&config, options)?;
+        if options.sequences == 0 || options.sequences > 4096 {
+            let n = options.sequences;
+            return Err(Error::Options(format!("{n} sequences were asked for; 1 to 4096 can be held")));
+        }
+
+        let device = device(options)?;
+        let span = tracing::info_span!("load", model = %name, device = %device.name()).entered();
+        let model = turbospark_models::Model::load(config, &checkpoint, &*device)?;
+        let engine = Engine::new(&*device, &model, context, options.sequences)?;
+        drop(span);
+        let threads = options.threads.unwrap_or(1).clamp(1, 16);
+        let decode_limits = DecodeLimits { max_pixels: options.max_image_pixels, threads, ..Default::default() };
+        Ok(Model {
+            inner: Arc::new(Inner {
+                engine: Mutex::new(engine),
+                model,
+                device,
+                tokenizer,
+                template,
+                image_config,
+                generation,
+                decode_limits,
+                name,
+                context,
+                checkpoint,
+            }),
+        })
+    }
+
+    /// The checkpoint's name: its folder's.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// What `config.json` says.
+    pub fn config(&self) -> &Config {
+        &self.inner.model.config
+    }
+
+    /// The checkpoint's files and tensors.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.inner.checkpoint
+    }
+
+    /// Tensors of heads that are known and not run.
+    pub fn skipped_tensors(&self) -> usize {
+        self.inner.model.skipped_tensors
+    }
+
+    /// The device it runs on.
+    pub fn device(&self) -> &dyn Device {
+        &*self.inner.device
+    }
+
+    /// The checkpoint's tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.inner.tokenizer
+    }
+
+    /// What the checkpoint says about sampling and where answers end.
+    pub fn generation_config(&self) -> &GenerationConfig {
+        &self.inner.generation
+    }
+
+    /// The checkpoint's own sampling settings.
+    pub fn sampling(&self) -> Sampling {
+        Sampling::from_checkpoint(&self.inner.generation)
+    }
+
+    /// Tokens that a sequence may have.
+    pub fn context(&self) -> usize {
+        self.inner.context
+    }
+
+    /// How images are sized; `None` for a text-only checkpoint.
+    pub fn image_config(&self) -> Option<&ImageConfig> {
+        self.inner.image_config.as_ref()
+    }
+
+    /// Bytes of the cache that all sequences share.
+    pub fn cache_bytes(&self) -> usize {
+        self.engine().cache.shape().bytes(&self.config().text)
+    }
+
+    /// Decodes and sizes one image as the model will see it. `number` is the image's place in the request,
+    /// from 1, for messages.
+    ///
+    /// # Errors
+    /// [`Error::Image`], or a refusal where the checkpoint reads text only.
+    pub fn picture(&self, number: usize, bytes: &[u8], min: Option<usize>, max: Option<usize>) -> Result<Picture> {
+        let config = self.inner.image_config.as_ref().ok_or(turbospark_models::ModelError::NoVision)?;
+        let config = match (min, max) {
+            (None, None) => config.clone(),
+            _ => config
+                .clone()
+                .with_limits(min, max)
+                .map_err(|source| Error::Image { number, source: source.into() })?,
+        };
+        turbospark_vision::preprocess(bytes, &config, &self.inner.decode_limits)
+            .map_err(|source| Error::Image { number, source })
+    }
+
+    /// A prompt with images and text, one turn after the other.
+    pub fn prompt(&self) -> PromptBuilder<'_> {
+        PromptBuilder::new(self)
+    }
+
+    /// A sequence with nothing in it.
+    pub fn session(&self) -> Session {
+        Session::new(self.clone())
+    }
+
+    /// What prompts for this model have to fit.
+    pub fn prompt_limits(&self) -> PromptLimits {
+        let config = self.config();
+        PromptLimits {
+            vocab_size: config.text.vocab_size,
+            pads: [config.image_token_id, config.video_token_id].into_iter().flatten().collect(),
+            merge_size: config.vision.as_ref().map_or(2, |v| v.spatial_merge_size),
+        }
+    }
+
+    pub(crate) fn placeholders(&self) -> Option<Placeholders> {
+        let c = self.config();
+        Some(Placeholders {
+            image: c.image_token_id?,
+            video: c.video_token_id?,
+            vision_start: c.vision_start_token_id?,
+            vision_end: c.vision_end_token_id?,
+        })
+    }
+
+    pub(crate) fn engine(&self) -> MutexGuard<'_, Engine> {
+        // A panic in another thread's pass leaves pages taken at worst; what this thread owns is intact.
+        self.inner.engine.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// One pass over rows of several sequences: the logits of the rows that want them.
+    pub(crate) fn forward(&self, engine: &mut Engine, batch: &[Sequence<'_>]) -> Result<Vec<f32>> {
+        let Engine { cache, scratch, .. } = engine;
+        Ok(self.inner.model.trunk.forward(&*self.inner.device, batch, cache, scratch, None)?)
+    }
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Model({} on {})", self.name(), self.device().name())
+    }
+}
+
+impl Engine {
+    fn new(
+        device: &dyn Device,
+        model: &turbospark_models::Model,
+        context: usize,
+        sequences: usize,
+    ) -> Result<Self> {
+        let mut shape = CacheShape::for_sequences(sequences, context, device.precision());
+        // A live state and a snapshot each.
+        shape.states = if model.config.text.delta.is_some() { 2 * sequences } else { 0 };
+        Ok(Engine {
+            cache: Cache::new(device, &model.config.text, shape)?,
+            scratch: Scratch::default(),
+            vision_scratch: Scratch::default(),
+            pages: Pool::new(shape.pages),
+            states: Pool::new(shape.states),
+        })
+    }
+}
+
+fn context(config: &Config, options: &LoadOptions) -> Result<usize> {
+    let most = config.max_context();
+    match options.context {
+        Some(0) => Err(Error::Options("a context of 0 tokens holds nothing".into())),
+        Some(n) if n > most => Err(Error::Options(format!(
+            "a context of {n} tokens was asked for; this checkpoint was made for at most {most}"
+        ))),
+        Some(n) => Ok(n),
+        None => Ok(most.min(LoadOptions::DEFAULT_CONTEXT)),
+    }
+}
+
+fn image_config(folder: &Folder, config: &Config, options: &LoadOptions) -> Result<ImageConfig> {
+    let text = match folder.text(Sidecar::PreprocessorConfig)? {
+        Some(text) => text,
+        None => match folder.text(Sidecar::ProcessorConfig)? {
+            Some(text) => text,
+            None => folder.require(Sidecar::PreprocessorConfig)?,
+        },
+    };
+    let image = ImageConfig::from_json(&text)?;
+    let image = image.with_limits(options.min_pixels, options.max_pixels).map_err(|e| Error::Options(e.to_string()))?;
+    if let Some(v) = &config.vision {
+        let layout = image.layout;
+        let pairs = [
+            ("patch_size", layout.patch_size, v.patch_size),
+            ("merge_size", layout.merge_size, v.spatial_merge_size),
+            ("temporal_patch_size", layout.temporal_patch_size, v.temporal_patch_size),
+        ];
+        for (key, file, model) in pairs {
+            if file != model {
+                return Err(Error::Options(format!(
+                    "preprocessor_config.json: {key} is {file}, the vision tower of config.json has {model}"
+                )));
+            }
+        }
+    }
+    Ok(image)
+}
+

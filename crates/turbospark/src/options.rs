@@ -1,0 +1,95 @@
+use std::str::FromStr;
+
+use turbospark_device::{Device, Precision};
+
+use crate::{Error, Result};
+
+/// Which device runs the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The best one that this build and machine have.
+    #[default]
+    Auto,
+    /// The processor.
+    Cpu,
+    /// Plain loops: slow, for checking the others.
+    Reference,
+}
+
+impl FromStr for DeviceChoice {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Ok(match name {
+            "auto" => DeviceChoice::Auto,
+            "cpu" => DeviceChoice::Cpu,
+            "reference" => DeviceChoice::Reference,
+            "cuda" | "gpu" => {
+                return Err(Error::Options(format!("device {name:?} is not in this build yet; use cpu")));
+            }
+            other => return Err(Error::Options(format!("unknown device {other:?}; choose auto or cpu"))),
+        })
+    }
+}
+
+/// How a model is loaded. The defaults suit a person at a machine.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Which device runs it.
+    pub device: DeviceChoice,
+    /// Worker threads; `None` takes the physical cores that the process may use.
+    pub threads: Option<usize>,
+    /// How far matmul inputs may be rounded.
+    pub precision: Precision,
+    /// Tokens that a sequence may have, images and answer included; `None` takes the checkpoint's, at most
+    /// [`LoadOptions::DEFAULT_CONTEXT`].
+    pub context: Option<usize>,
+    /// Sequences that may be held at once.
+    pub sequences: usize,
+    /// Fewest pixels of a sized image, in place of the checkpoint's.
+    pub min_pixels: Option<usize>,
+    /// Most pixels of a sized image, in place of the checkpoint's.
+    pub max_pixels: Option<usize>,
+    /// Most pixels that an image file may claim before it is decoded.
+    pub max_image_pixels: u64,
+}
+
+impl LoadOptions {
+    /// The context where neither the user nor a smaller checkpoint says otherwise.
+    pub const DEFAULT_CONTEXT: usize = 16_384;
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        LoadOptions {
+            device: DeviceChoice::Auto,
+            threads: None,
+            precision: Precision::Auto,
+            context: None,
+            sequences: 4,
+            min_pixels: None,
+            max_pixels: None,
+            max_image_pixels: turbospark_vision::DecodeLimits::default().max_pixels,
+        }
+    }
+}
+
+/// Makes the device that the options ask for.
+pub(crate) fn device(options: &LoadOptions) -> Result<Box<dyn Device>> {
+    match options.device {
+        DeviceChoice::Reference => Ok(Box::new(turbospark_device::ReferenceDevice)),
+        #[cfg(feature = "device-cpu")]
+        DeviceChoice::Auto | DeviceChoice::Cpu => {
+            let cpu = turbospark_device_cpu::CpuOptions {
+                threads: options.threads,
+                precision: options.precision,
+                ..Default::default()
+            };
+            Ok(Box::new(turbospark_device_cpu::CpuDevice::new(cpu)?))
+        }
+        #[cfg(not(feature = "device-cpu"))]
+        DeviceChoice::Auto | DeviceChoice::Cpu => {
+            Err(Error::Options("this build has no device; enable the feature device-cpu".into()))
+        }
+    }
+}

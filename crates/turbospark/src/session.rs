@@ -1,0 +1,427 @@
+//! One sequence: what is in the cache for it, and how it grows.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use turbospark_device::Snapshot;
+use turbospark_models::{ImageRows, ModelError, Row, Sequence, Source, VisionInput};
+use turbospark_tensor::DType;
+
+use crate::model::Engine;
+use crate::prompt::{Pixels, VisualRows};
+use crate::{Error, Model, Prompt, Result};
+
+/// Set from another thread or a signal handler to end work at the next step.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// A switch that is off.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Ends whatever holds a clone of this switch.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was set.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How far the work before the first token is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Progress {
+    /// Images through the tower.
+    Encode {
+        /// Done.
+        images: usize,
+        /// To do.
+        of: usize,
+    },
+    /// Tokens of the prompt through the trunk.
+    Prefill {
+        /// Done.
+        tokens: usize,
+        /// To do.
+        of: usize,
+    },
+}
+
+/// What a prefill did.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Prefill {
+    /// Logits after the last token, `[vocab_size]`.
+    pub logits: Vec<f32>,
+    /// Tokens of the prompt that were in the cache already.
+    pub reused_tokens: usize,
+    /// Time in the tower.
+    pub encode: Duration,
+    /// Time in the trunk.
+    pub prefill: Duration,
+}
+
+/// What stands at one index of the cache: equal keys in front, equal cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    Token(u32),
+    /// A visual by digest, and which of its rows.
+    Visual([u8; 32], u32),
+}
+
+/// One sequence. It holds pages of the cache until it is dropped.
+pub struct Session {
+    model: Model,
+    pages: Vec<u32>,
+    /// Live state and snapshot; models without DeltaNet need none.
+    states: Option<[u32; 2]>,
+    keys: Vec<Key>,
+    /// Leading keys that went in as prompt rows: what a later prompt may take over without changing a bit.
+    prompt_keys: usize,
+    /// How many keys the snapshot has seen.
+    snapshot: usize,
+    rope_delta: i64,
+    visuals: HashMap<[u8; 32], ImageRows>,
+}
+
+impl Session {
+    /// Rows of a prompt that go through the trunk at a time. A multiple of 64, the same at every ceiling.
+    pub const CHUNK: usize = 512;
+    /// Cached rows are taken over up to a multiple of this, where splits and scans begin.
+    const REUSE: usize = 64;
+
+    pub(crate) fn new(model: Model) -> Self {
+        Session {
+            model,
+            pages: Vec::new(),
+            states: None,
+            keys: Vec::new(),
+            prompt_keys: 0,
+            snapshot: 0,
+            rope_delta: 0,
+            visuals: HashMap::new(),
+        }
+    }
+
+    /// The model it runs on.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Tokens in the cache, images included.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Whether nothing is in the cache.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Gives all pages back.
+    pub fn clear(&mut self) {
+        let mut engine = self.model.engine();
+        engine.pages.give_back(self.pages.drain(..));
+        engine.states.give_back(self.states.take().into_iter().flatten());
+        drop(engine);
+        self.keys.clear();
+        self.visuals.clear();
+        (self.prompt_keys, self.snapshot, self.rope_delta) = (0, 0, 0);
+    }
+
+    /// Attaches embeddings made elsewhere to an image of `prompt`, so that the tower doesn't run for it.
+    ///
+    /// # Errors
+    /// [`PromptError`](crate::PromptError) where they don't fit the prompt or the trunk.
+    pub fn attach(&mut self, prompt: &Prompt, visual: usize, rows: &VisualRows) -> Result<()> {
+        let config = self.model.config();
+        let sets = config.vision.as_ref().map_or(0, |v| v.deepstack_visual_indexes.len());
+        let hidden = config.text.hidden_size;
+        prompt.check_rows(visual, rows, hidden, sets)?;
+        let tokens = prompt.visual_tokens(visual);
+        let device = self.model.device();
+        let buffer = device.alloc("image embeddings", 4 * (1 + sets) * tokens * hidden)?;
+        for (i, set) in std::iter::once(&rows.merged).chain(&rows.deepstack).enumerate() {
+            device.write_f32(buffer.view(4 * i * tokens * hidden, DType::F32, [tokens, hidden]), set)?;
+        }
+        let rows = ImageRows::new(Arc::new(buffer), [1 + sets, tokens, hidden], 0, tokens)?;
+        self.visuals.insert(prompt.visuals()[visual].digest, rows);
+        Ok(())
+    }
+
+    /// Puts `prompt` into the cache in place of what is there, taking over the part that is equal, and gives
+    /// the logits after its last token.
+    ///
+    /// # Errors
+    /// [`Error::ContextFull`] and [`Error::CacheFull`] with the numbers; [`Error::Cancelled`]; the device's.
+    pub fn prefill(
+        &mut self,
+        prompt: &Prompt,
+        cancel: &Cancel,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Prefill> {
+        let (tokens, context) = (prompt.len(), self.model.context());
+        if tokens >= context {
+            let advice = if prompt.visuals().is_empty() {
+                "shorten the text or raise --context"
+            } else {
+                "lower --max-pixels, shorten the text or raise --context"
+            };
+            return Err(Error::ContextFull { tokens, context, advice });
+        }
+        let keys = keys(prompt);
+        let start = self.take_over(&keys)?;
+        let result = self.run_prompt(prompt, &keys, start, cancel, progress);
+        if result.is_err() {
+            self.clear(); // a part of a prompt must not pass for a whole one
+        }
+        result
+    }
+
+    /// Cuts the cache to the part that `keys` shares with it; the number of keys that stay.
+    fn take_over(&mut self, keys: &[Key]) -> Result<usize> {
+        let equal = self.keys.iter().zip(keys).take_while(|(a, b)| a == b).count();
+        let usable = equal.min(self.prompt_keys).min(keys.len() - 1);
+        let mut start = usable / Self::REUSE * Self::REUSE;
+        if let Some([live, snapshot]) = self.states {
+            start = if self.snapshot > 0 && self.snapshot <= usable { self.snapshot } else { 0 };
+            if start > 0 {
+                let engine = self.model.engine();
+                engine.cache.copy_state(self.model.device(), snapshot as usize, live as usize)?;
+            }
+        }
+        self.keys.truncate(start);
+        self.prompt_keys = start;
+        if start < self.snapshot {
+            self.snapshot = 0;
+        }
+        Ok(start)
+    }
+
+    fn run_prompt(
+        &mut self,
+        prompt: &Prompt,
+        keys: &[Key],
+        start: usize,
+        cancel: &Cancel,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Prefill> {
+        let mut done = Prefill { reused_tokens: start, ..Prefill::default() };
+        let began = Instant::now();
+        self.encode(prompt, start, cancel, progress)?;
+        done.encode = began.elapsed();
+        let began = Instant::now();
+        let (digests, images): (Vec<_>, Vec<ImageRows>) = self.visuals.iter().map(|(d, i)| (*d, i.clone())).unzip();
+        let images: Vec<&ImageRows> = images.iter().collect();
+        let mut rows = rows(prompt, &digests);
+        if let Some(last) = rows.last_mut() {
+            last.logits = true;
+        }
+        // The last multiple of 64 that leaves a row to run: where a later prompt can take over.
+        let keep = (rows.len() - 1) / Self::REUSE * Self::REUSE;
+        let model = self.model.clone();
+        let mut at = start;
+        while at < rows.len() {
+            if cancel.is_cancelled() {
+                return Err(Error::Cancelled);
+            }
+            let end = rows.len().min((at / Self::CHUNK + 1) * Self::CHUNK);
+            let mut engine = model.engine();
+            self.hold(&mut engine, end)?;
+            let snapshots = match self.states {
+                Some([_, slot]) if keep > at && keep <= end => {
+                    vec![Snapshot { after: keep - at, slot: slot as usize }]
+                }
+                _ => Vec::new(),
+            };
+            let sequence = Sequence {
+                rows: &rows[at..end],
+                start: at,
+                decode: false,
+                pages: &self.pages,
+                state: self.states.map_or(0, |s| s[0] as usize),
+                snapshots,
+                images: &images,
+            };
+            let span = tracing::debug_span!("prefill", from = at, to = end).entered();
+            done.logits = model.forward(&mut engine, &[sequence])?;
+            drop(span);
+            drop(engine);
+            if self.states.is_some() && keep > at && keep <= end {
+                self.snapshot = keep;
+            }
+            at = end;
+            progress(Progress::Prefill { tokens: at, of: rows.len() });
+        }
+        self.keys = keys.to_vec();
+        self.prompt_keys = keys.len();
+        self.rope_delta = prompt.rope_delta();
+        done.prefill = began.elapsed();
+        Ok(done)
+    }
+
+    /// Runs the tower for the images that have rows at or after `start` and are not there yet.
+    fn encode(
+        &mut self,
+        prompt: &Prompt,
+        start: usize,
+        cancel: &Cancel,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<()> {
+        let digests: Vec<[u8; 32]> = prompt.visuals().iter().map(|v| v.digest).collect();
+        self.visuals.retain(|digest, _| digests.contains(digest));
+        let mut wanted: Vec<usize> = prompt.spans().iter().filter(|s| s.range.end > start).map(|s| s.visual).collect();
+        wanted.dedup();
+        wanted.retain(|&i| !self.visuals.contains_key(&digests[i]));
+        let of = wanted.len();
+        for (n, i) in wanted.into_iter().enumerate() {
+            if cancel.is_cancelled() {
+                return Err(Error::Cancelled);
+            }
+            progress(Progress::Encode { images: n, of });
+            if self.visuals.contains_key(&digests[i]) {
+                continue; // the same picture twice
+            }
+            let visual = &prompt.visuals()[i];
+            let made;
+            let patches = match &visual.pixels {
+                Pixels::Patches(patches) => &patches[..],
+                Pixels::Picture(picture) => {
+                    made = picture.patches();
+                    &made[..]
+                }
+            };
+            let grid = visual.grid;
+            let span = tracing::debug_span!("encode", image = i, grid = %grid).entered();
+            let tower = self.model.inner.model.vision.as_ref().ok_or(ModelError::NoVision)?;
+            let mut engine = self.model.engine();
+            let input = VisionInput { grid_thw: [grid.t, grid.h, grid.w], patches };
+            let mut rows = tower.encode(self.model.device(), &[input], &mut engine.vision_scratch, None)?;
+            engine.vision_scratch.clear();
+            drop(span);
+            if let Some(rows) = rows.pop() {
+                self.visuals.insert(digests[i], rows);
+            }
+        }
+        if of > 0 {
+            progress(Progress::Encode { images: of, of });
+        }
+        Ok(())
+    }
+
+    /// Adds one generated token and gives the logits after it.
+    ///
+    /// # Errors
+    /// [`Error::ContextFull`], [`Error::CacheFull`], the device's.
+    pub fn decode(&mut self, token: u32) -> Result<Vec<f32>> {
+        let mut logits = Self::decode_together(&mut [(self, token)])?;
+        Ok(logits.pop().unwrap_or_default())
+    }
+
+    /// One token each for several sequences of one model in one pass: the weights are read once. The logits are
+    /// those that each sequence would give alone, bit for bit.
+    ///
+    /// # Errors
+    /// As [`Session::decode`]; also when the sequences are not of one model.
+    pub fn decode_together(steps: &mut [(&mut Session, u32)]) -> Result<Vec<Vec<f32>>> {
+        let Some(model) = steps.first().map(|(s, _)| s.model.clone()) else { return Ok(Vec::new()) };
+        let mut engine = model.engine();
+        let mut rows = Vec::with_capacity(steps.len());
+        for (session, token) in steps.iter_mut() {
+            if !Arc::ptr_eq(&session.model.inner, &model.inner) {
+                return Err(Error::Options("sequences of different models cannot share a pass".into()));
+            }
+            let (tokens, context) = (session.len(), model.context());
+            if tokens >= context {
+                return Err(Error::ContextFull { tokens, context, advice: "raise --context" });
+            }
+            session.hold(&mut engine, tokens + 1)?;
+            let position = u32::try_from(tokens as i64 + session.rope_delta).unwrap_or(0);
+            rows.push(Row { source: Source::Token(*token), position: [position; 3], logits: true });
+        }
+        let batch: Vec<Sequence<'_>> = steps
+            .iter()
+            .zip(&rows)
+            .map(|((session, _), row)| Sequence {
+                rows: std::slice::from_ref(row),
+                start: session.len(),
+                decode: true,
+                pages: &session.pages,
+                state: session.states.map_or(0, |s| s[0] as usize),
+                snapshots: Vec::new(),
+                images: &[],
+            })
+            .collect();
+        let logits = model.forward(&mut engine, &batch)?;
+        for (session, token) in steps.iter_mut() {
+            session.keys.push(Key::Token(*token));
+        }
+        let vocab = model.config().text.vocab_size;
+        Ok(logits.chunks_exact(vocab).map(<[f32]>::to_vec).collect())
+    }
+
+    /// Pages and states for `tokens` tokens.
+    fn hold(&mut self, engine: &mut Engine, tokens: usize) -> Result<()> {
+        let needed = tokens.div_ceil(engine.cache.shape().page_len).saturating_sub(self.pages.len());
+        let (free, all) = (engine.pages.free(), engine.pages.all());
+        if needed > free {
+            return Err(Error::CacheFull { needed, free, all });
+        }
+        self.pages.extend((0..needed).filter_map(|_| engine.pages.take()));
+        if self.states.is_none() && engine.states.all() > 0 {
+            let (free, all) = (engine.states.free(), engine.states.all());
+            if free < 2 {
+                return Err(Error::CacheFull { needed: 2, free, all });
+            }
+            self.states = engine.states.take().zip(engine.states.take()).map(|(a, b)| [a, b]);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Session({} tokens of {})", self.len(), self.model.name())
+    }
+}
+
+/// What stands at each index of a prompt.
+fn keys(prompt: &Prompt) -> Vec<Key> {
+    let mut keys: Vec<Key> = prompt.ids().iter().map(|&id| Key::Token(id)).collect();
+    for span in prompt.spans() {
+        let digest = prompt.visuals()[span.visual].digest;
+        for (i, key) in keys[span.range.clone()].iter_mut().enumerate() {
+            *key = Key::Visual(digest, (span.first_row + i) as u32);
+        }
+    }
+    keys
+}
+
+/// The prompt's rows; `digests` are those of the embeddings at hand, in their order. An image without one lies
+/// in a part of the prompt that is not run.
+fn rows(prompt: &Prompt, digests: &[[u8; 32]]) -> Vec<Row> {
+    let ids = prompt.ids().iter().zip(prompt.positions());
+    let mut rows: Vec<Row> =
+        ids.map(|(&id, &position)| Row { source: Source::Token(id), position, logits: false }).collect();
+    for span in prompt.spans() {
+        let digest = &prompt.visuals()[span.visual].digest;
+        let image = digests.iter().position(|d| d == digest).unwrap_or(usize::MAX);
+        for (i, row) in rows[span.range.clone()].iter_mut().enumerate() {
+            row.source = Source::Image { image, row: span.first_row + i };
+        }
+    }
+    rows
+}
