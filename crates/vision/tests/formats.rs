@@ -157,9 +157,24 @@ fn a_file_cut_anywhere_in_its_first_picture_is_an_error() {
 }
 
 #[test]
+fn a_cut_jpeg_that_was_given_a_new_end_is_an_error() {
+    for name in ["q.jpg", "restart.jpg", "cmyk.jpg"] {
+        let file = data(name);
+        let scan = file.windows(2).position(|w| w == [0xff, 0xda]).unwrap() + 16;
+        for len in scan..file.len() - 10 {
+            let cut = [&file[..len], &[0xff, 0xd9]].concat();
+            assert!(decode(&cut, &DecodeLimits::default()).is_err(), "{name} cut to {len} of {}", file.len());
+        }
+    }
+    let cut = common::bytes("cases/inputs/s06_cut.jpg");
+    let message = decode(&[&cut[..], &[0xff, 0xd9]].concat(), &DecodeLimits::default()).unwrap_err().to_string();
+    assert!(message.contains("data is missing") && message.contains("blocks"), "{message}");
+}
+
+#[test]
 fn a_jpeg_that_claims_more_than_it_can_hold_is_an_error() {
-    let mut file = data("q.jpg");
-    let sof = file.windows(2).position(|w| w == [0xff, 0xc0]).unwrap();
+    let mut file = data("prog.jpg");
+    let sof = file.windows(2).position(|w| w == [0xff, 0xc2]).unwrap();
     file[sof + 5..sof + 9].copy_from_slice(&[0x20, 0, 0x20, 0]);
     let message = decode(&file, &DecodeLimits::default()).unwrap_err().to_string();
     assert!(message.contains("8192x8192") && message.contains("data is missing"), "{message}");

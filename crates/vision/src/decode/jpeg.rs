@@ -1,18 +1,27 @@
 //! JPEG: a walk over the markers.
 //!
-//! The decoder forgives a stream that stops early and paints what is missing grey. So the end marker has to
-//! be there, and the coded data has to be long enough for the pixels that the header claims.
+//! The decoder forgives a stream that stops early and paints what is missing with one colour. So the end marker
+//! has to be there, the coded data has to be long enough for the pixels that the header claims, and a baseline
+//! scan has to hold every block.
 
-use super::Facts;
+mod scan;
+
 use super::bytes::be16;
 use super::format::Format;
+use super::{DecodeLimits, Facts};
 use crate::ImageError;
+use scan::{Frame, Scan};
 
 /// Coded data holds a bit or more for each block of 8x8 pixels; twice that for odd subsampling.
 const PIXELS_PER_BYTE: u64 = 64 * 8 * 2;
 
-pub(super) fn inspect(bytes: &[u8]) -> Result<Facts, ImageError> {
+/// A baseline picture has a scan for each component at most; a hostile one may have a million.
+const MOST_BASELINE_SCANS: usize = 4;
+
+pub(super) fn inspect(bytes: &[u8], limits: &DecodeLimits) -> Result<Facts, ImageError> {
     let mut size = None;
+    let mut frame = Frame::default();
+    let mut scans_to_walk = 0;
     let mut coded = 0;
     let mut at = 2;
     loop {
@@ -24,16 +33,29 @@ pub(super) fn inspect(bytes: &[u8]) -> Result<Facts, ImageError> {
             0x00 | 0x01 | 0xd0..=0xd8 => continue,
             _ => {}
         }
-        let segment = be16(bytes, at).map(usize::from).filter(|&len| len >= 2).ok_or_else(missing_end)?;
-        if is_frame_header(marker) && size.is_none() {
-            let (height, width) = be16(bytes, at + 3).zip(be16(bytes, at + 5)).ok_or_else(missing_end)?;
-            size = Some((u32::from(width), u32::from(height)));
-        }
-        at += segment;
-        if marker == 0xda {
-            let end = scan_end(bytes, at).ok_or_else(missing_end)?;
-            coded += (end - at) as u64;
-            at = end;
+        let segment = segment(bytes, at).ok_or_else(missing_end)?;
+        at += 2 + segment.len();
+        match marker {
+            0xc4 => frame.read_tables(segment),
+            0xdd => frame.read_restart_interval(segment),
+            _ if is_frame_header(marker) && size.is_none() => {
+                let (height, width) = be16(segment, 1).zip(be16(segment, 3)).ok_or_else(missing_end)?;
+                size = Some((u32::from(width), u32::from(height)));
+                limits.check(width.into(), height.into())?;
+                if matches!(marker, 0xc0 | 0xc1) && frame.read(segment) {
+                    scans_to_walk = MOST_BASELINE_SCANS;
+                }
+            }
+            0xda => {
+                let end = scan_end(bytes, at).ok_or_else(missing_end)?;
+                coded += (end - at) as u64;
+                if scans_to_walk > 0 {
+                    scans_to_walk -= 1;
+                    whole(frame.check(segment, &bytes[at..end]))?;
+                }
+                at = end;
+            }
+            _ => {}
         }
     }
     let Some((width, height)) = size else {
@@ -44,6 +66,22 @@ pub(super) fn inspect(bytes: &[u8]) -> Result<Facts, ImageError> {
         return Err(Format::Jpeg.truncated(what));
     }
     Ok(Facts { size, ..Facts::default() })
+}
+
+fn whole(scan: Scan) -> Result<(), ImageError> {
+    match scan {
+        Scan::Whole => Ok(()),
+        Scan::Short { blocks, expected } => {
+            Err(Format::Jpeg.truncated(format!("{blocks} of {expected} blocks are there")))
+        }
+        Scan::Invalid => Err(Format::Jpeg.damaged("its picture data holds a code that its tables do not")),
+    }
+}
+
+/// The segment whose length is at `at`, without that length.
+fn segment(bytes: &[u8], at: usize) -> Option<&[u8]> {
+    let len = usize::from(be16(bytes, at)?);
+    bytes.get(at + 2..at + len)
 }
 
 fn missing_end() -> ImageError {

@@ -110,7 +110,7 @@ pub fn decode(bytes: &[u8], limits: &DecodeLimits) -> Result<Decoded, ImageError
     let format = Format::of(bytes)?;
     let facts = match format {
         Format::Png => png::inspect(bytes)?,
-        Format::Jpeg => jpeg::inspect(bytes)?,
+        Format::Jpeg => jpeg::inspect(bytes, limits)?,
         Format::Gif => gif::inspect(bytes)?,
         Format::WebP => webp::inspect(bytes)?,
         Format::Tiff => tiff::inspect(bytes),
