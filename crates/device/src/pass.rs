@@ -1,5 +1,7 @@
 use std::fmt;
 
+use turbospark_tensor::DType;
+
 use crate::{Device, DeviceError, Op, View, op};
 
 /// Where in a model an op was recorded; it heads the error when one fails.
@@ -73,7 +75,8 @@ impl<'a> Pass<'a> {
         self.scope = Scope { part, index: index.into() };
     }
 
-    /// Hands the values that `view` (dense, f32) has at this point to the sink, where taps are kept.
+    /// Hands the values that `view` (dense; f32, or i32 below 2^24) has at this point to the sink, where taps are
+    /// kept.
     pub fn tap(&mut self, name: &'static str, index: impl Into<Option<usize>>, view: View<'a>) {
         if self.keep_taps {
             self.taps.push(Tap { at: self.ops.len(), name, index: index.into(), view });
@@ -112,7 +115,11 @@ impl<'a> Pass<'a> {
             for tap in &self.taps {
                 self.device.run(&self.ops[done..tap.at])?;
                 done = tap.at;
-                sink.tap(tap.name, tap.index, tap.view.dims(), self.device.read_f32(tap.view)?);
+                let mut values = self.device.read_f32(tap.view)?;
+                if tap.view.dtype() == DType::I32 {
+                    values.iter_mut().for_each(|v| *v = v.to_bits().cast_signed() as f32);
+                }
+                sink.tap(tap.name, tap.index, tap.view.dims(), values);
             }
         }
         self.device.run(&self.ops[done..])

@@ -82,7 +82,8 @@ impl Cache {
     /// # Errors
     /// The device's, when it has no room.
     pub fn new(device: &dyn Device, config: &TextConfig, shape: CacheShape) -> Result<Self> {
-        let kv_bytes = shape.pages * shape.page_len * config.num_key_value_heads * config.head_dim * shape.kv_dtype.size();
+        let kv_bytes =
+            shape.pages * shape.page_len * config.num_key_value_heads * config.head_dim * shape.kv_dtype.size();
         let layers = config.layer_kinds.iter().map(|kind| match (kind, &config.delta) {
             (LayerKind::LinearAttention, Some(d)) => Ok(Layer::State {
                 conv: device.alloc("convolution tails", 4 * shape.states * d.conv_channels() * d.conv_kernel)?,

@@ -13,6 +13,7 @@ mod cache;
 pub mod config;
 mod error;
 mod load;
+pub mod probe;
 mod qwen3_5;
 mod qwen3_vl;
 pub mod rope;

@@ -166,9 +166,7 @@ impl Loader<'_> {
     fn layer(&mut self, name: &str, c: &TextConfig, i: usize, one_plus: bool) -> Result<Layer> {
         let input_norm = self.norm(&format!("{name}.input_layernorm.weight"), c.hidden_size, c, one_plus)?;
         let mixer = match (c.layer_kinds[i], &c.delta) {
-            (LayerKind::LinearAttention, Some(d)) => {
-                Mixer::Delta(self.delta(&format!("{name}.linear_attn"), c, d)?)
-            }
+            (LayerKind::LinearAttention, Some(d)) => Mixer::Delta(self.delta(&format!("{name}.linear_attn"), c, d)?),
             _ => Mixer::Attention(self.attention(&format!("{name}.self_attn"), c, one_plus)?),
         };
         let after = format!("{name}.post_attention_layernorm.weight");

@@ -26,7 +26,7 @@ pub(crate) fn decoder_layer<'a>(
         }
         Mixer::Delta(w) => {
             if let (Some(s), Some(state)) = (&s.delta, cache.state(index)) {
-                delta::mix(pass, w, s, state, step);
+                delta::mix(pass, w, s, state, index, step);
             }
         }
     }

@@ -25,6 +25,7 @@ pub(crate) struct Norm {
 
 /// What mixes rows in a layer.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one a layer, and never moved")]
 pub(crate) enum Mixer {
     Attention(AttentionWeights),
     Delta(DeltaWeights),
@@ -88,27 +89,27 @@ pub(crate) struct LayerScratch<'a> {
 }
 
 /// Where everything of one pass lies in the scratch buffer.
-struct Layout {
+pub(crate) struct Layout {
     ids: Region,
     iota: Region,
-    slots: Region,
-    pages: Region,
+    pub slots: Region,
+    pub pages: Region,
     wanted: Region,
-    cos: Region,
-    sin: Region,
-    x: Region,
-    normed: Region,
+    pub cos: Region,
+    pub sin: Region,
+    pub x: Region,
+    pub normed: Region,
     attention: Option<[Region; 4]>,
     delta: Option<[Region; 6]>,
     inner: Region,
     routed: Option<[Region; 5]>,
     head: Region,
     logits: Region,
-    bytes: usize,
+    pub bytes: usize,
 }
 
 impl Layout {
-    fn plan(c: &TextConfig, half: usize, rows: usize, tables: [usize; 2], wanted: usize) -> Self {
+    pub(crate) fn plan(c: &TextConfig, half: usize, rows: usize, tables: [usize; 2], wanted: usize) -> Self {
         let mut p = Plan::default();
         let (ids, iota, slots) = (p.i32(&[rows]), p.i32(&[rows]), p.i32(&[rows]));
         let (pages, wanted_rows) = (p.i32(&tables), p.i32(&[wanted]));
@@ -117,7 +118,7 @@ impl Layout {
         let mark = p.mark(); // mixer, MLP and head live one after the other
         let queries = c.num_attention_heads * c.head_dim;
         let keys = c.num_key_value_heads * c.head_dim;
-        let attention = (c.layer_kinds.iter().any(|k| *k == crate::config::LayerKind::FullAttention)).then(|| {
+        let attention = c.layer_kinds.contains(&crate::config::LayerKind::FullAttention).then(|| {
             let q = queries * (1 + c.attention_output_gate as usize);
             [q, keys, keys, queries].map(|n| p.f32(&[rows, n]))
         });
@@ -162,7 +163,7 @@ impl Layout {
         }
     }
 
-    fn layers<'a>(&self, b: &'a Buffer, c: &TextConfig, layer: usize) -> LayerScratch<'a> {
+    pub(crate) fn layers<'a>(&self, b: &'a Buffer, c: &TextConfig, layer: usize) -> LayerScratch<'a> {
         // The shared expert and a dense MLP of another width use the same region.
         let width = match (c.mlp_kinds[layer], &c.moe) {
             (crate::config::MlpKind::Moe, Some(m)) => m.shared_expert_intermediate_size.unwrap_or(0),
@@ -412,7 +413,8 @@ impl Trunk {
         let mut first = 0;
         for s in batch {
             let mut open: Option<(usize, usize, usize)> = None; // image, its first row, length
-            for (i, row) in s.rows.iter().chain([&Row { source: Source::Token(0), position: [0; 3], logits: false }]).enumerate()
+            for (i, row) in
+                s.rows.iter().chain([&Row { source: Source::Token(0), position: [0; 3], logits: false }]).enumerate()
             {
                 match (row.source, &mut open) {
                     (Source::Image { image, row }, Some((same, from, n))) if *same == image && *from + *n == row => {
@@ -433,7 +435,14 @@ impl Trunk {
         Ok(pieces)
     }
 
-    fn piece<'b>(&self, s: &Sequence<'b>, first_row: usize, image: usize, from: usize, rows: usize) -> Result<Piece<'b>> {
+    fn piece<'b>(
+        &self,
+        s: &Sequence<'b>,
+        first_row: usize,
+        image: usize,
+        from: usize,
+        rows: usize,
+    ) -> Result<Piece<'b>> {
         let hidden = self.config.hidden_size;
         let (image, given) = (image, s.images.len());
         let Some(embedding) = s.images.get(image) else {

@@ -304,8 +304,7 @@ impl VisionTower {
         let mut end = 0;
         for &VisionInput { grid_thw: [t, h, w], .. } in images {
             for _ in 0..t {
-                let blocks = (0..h / m).flat_map(|br| (0..w / m).map(move |bc| (br, bc)));
-                for (r, col) in blocks.flat_map(|(br, bc)| (0..m * m).map(move |i| (br * m + i / m, bc * m + i % m))) {
+                for (r, col) in merge_block_order(h, w, m) {
                     interpolate(side, (r, h), (col, w), &mut p.index, &mut p.weights);
                     rope.extend(r, col, &mut p.cos, &mut p.sin);
                 }
@@ -318,6 +317,12 @@ impl VisionTower {
         }
         p
     }
+}
+
+/// Row and column of each patch of a frame: blocks of `m` x `m` patches one after the other.
+pub(crate) fn merge_block_order(h: usize, w: usize, m: usize) -> impl Iterator<Item = (usize, usize)> {
+    let blocks = (0..h / m).flat_map(move |br| (0..w / m).map(move |bc| (br, bc)));
+    blocks.flat_map(move |(br, bc)| (0..m * m).map(move |i| (br * m + i / m, bc * m + i % m)))
 }
 
 /// The four table rows around a patch and their weights, corners aligned; coordinates in f32.

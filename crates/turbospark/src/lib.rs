@@ -37,7 +37,7 @@ mod pool;
 mod prompt;
 pub mod sampler;
 mod session;
-// pub mod trace;
+pub mod trace;
 
 pub use chat::{ChatOptions, DataUris, ImageLoader, LocalFiles, PromptBuilder};
 pub use error::{Error, Result};
@@ -55,3 +55,8 @@ pub use turbospark_models::{config, ModelError};
 pub use turbospark_text as text;
 pub use turbospark_vision as vision;
 pub use turbospark_weights as weights;
+
+/// The README's example runs as a test.
+#[cfg(all(doctest, feature = "embedded-model", feature = "device-cpu"))]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -56,6 +56,7 @@ pub(crate) fn mix<'a>(
     w: &'a DeltaWeights,
     s: &DeltaScratch<'a>,
     state: LayerState<'a>,
+    layer: usize,
     step: &Step<'a>,
 ) {
     let (x, prompt_rows) = (step.x, step.prompt_rows);
@@ -63,6 +64,7 @@ pub(crate) fn mix<'a>(
         pass.matmul(Matmul { prompt_rows, ..Matmul::new(step.normed, weight.view(), out) });
     }
     pass.causal_conv(CausalConv { x: s.u, weight: w.conv.view(), state: state.conv, spans: step.spans, out: s.y });
+    pass.tap("delta_conv", layer, s.y);
     pass.delta_gates(DeltaGates {
         a: s.a,
         b: s.b,
@@ -71,6 +73,9 @@ pub(crate) fn mix<'a>(
         g: s.a,
         beta: s.b,
     });
+    for (name, view) in [("delta_z", s.z), ("delta_g", s.a), ("delta_beta", s.b)] {
+        pass.tap(name, layer, view);
+    }
     let c = &w.config;
     let keys = c.num_key_heads * c.key_head_dim;
     let part = |r, d| s.y.narrow(1, r).split_last(d);
@@ -86,7 +91,7 @@ pub(crate) fn mix<'a>(
         out,
     });
     let gate = Some(s.z.split_last(c.value_head_dim));
-    pass.tap("delta_core", None, s.out);
+    pass.tap("delta_core", layer, s.out);
     pass.rms_norm(RmsNorm { x: out, weight: w.norm.view(), one_plus: false, eps: w.eps, gate, out });
     pass.matmul(Matmul { residual: Some(x), prompt_rows, ..Matmul::new(s.out, w.out_proj.view(), x) });
 }

@@ -30,6 +30,7 @@ pub(crate) struct MoeWeights {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one a layer, and never moved")]
 pub(crate) enum Mlp {
     Dense(DenseWeights),
     Moe(MoeWeights),
@@ -64,6 +65,7 @@ pub(crate) fn mlp<'a>(pass: &mut Pass<'a>, w: &'a Mlp, s: &MlpScratch<'a>, layer
             pass.router(Router { logits: r.logits, normalise, ids: r.ids, weights: r.weights });
             pass.tap("router_logits", layer, r.logits);
             pass.tap("router_weights", layer, r.weights);
+            pass.tap("router_experts", layer, r.ids);
             pass.experts(Experts {
                 x: step.normed,
                 ids: r.ids,
@@ -74,12 +76,15 @@ pub(crate) fn mlp<'a>(pass: &mut Pass<'a>, w: &'a Mlp, s: &MlpScratch<'a>, layer
                 out: x,
                 prompt_rows,
             });
+            pass.tap("experts", layer, x);
             if let Some((shared, gate)) = &w.shared {
                 pass.matmul(Matmul { prompt_rows, ..Matmul::new(step.normed, gate.view(), r.shared_gate) });
                 if active(Mutant::SharedExpertUngated) {
                     return dense(pass, shared, s.inner, Some(x), x, step);
                 }
                 dense(pass, shared, s.inner, None, r.shared, step);
+                pass.tap("shared_gate", layer, r.shared_gate);
+                pass.tap("shared_expert", layer, r.shared);
                 let (out, gate) = (x.split_last(x.dim(1)), r.shared_gate.split_last(1));
                 let x = r.shared.split_last(r.shared.dim(1)); // [rows, 1, hidden]
                 pass.sigmoid_gate(SigmoidGate { x, gate, residual: Some(out), out });

@@ -64,12 +64,7 @@ fn norm<'a>(pass: &mut Pass<'a>, w: &'a NormWeights, eps: f32, x: View<'a>, out:
     pass.layer_norm(LayerNorm { x, weight: w.weight.view(), bias: w.bias.view(), eps, out });
 }
 
-pub(crate) fn encode_block<'a>(
-    pass: &mut Pass<'a>,
-    w: &'a BlockWeights,
-    s: &BlockScratch<'a>,
-    shape: &BlockShape<'a>,
-) {
+pub(crate) fn encode_block<'a>(pass: &mut Pass<'a>, w: &'a BlockWeights, s: &BlockScratch<'a>, shape: &BlockShape<'a>) {
     let (n, hidden) = (s.x.dim(0), s.x.dim(1));
     norm(pass, &w.norm1, shape.eps, s.x, s.normed);
     for (i, out) in s.qkv.into_iter().enumerate() {
