@@ -1,1 +1,22 @@
-//! Under construction.
+//! The CPU device: vector kernels and a worker pool.
+//!
+//! One source of loops, compiled once an instruction set and chosen at run time. Activations are f32, weights
+//! are widened exactly as they are loaded, sums are f32.
+//!
+//! What goes wrong unseen: a result that depends on company. No bit of a row's result depends on the number of
+//! threads or on the rows beside it. So an element's sum runs in an order that its length alone decides; rows
+//! of a prompt always take the matrix kernels and rows being decoded the row kernels; attention cuts the keys,
+//! and the delta rule its chunks, at absolute multiples of 64.
+#![deny(missing_docs)]
+
+mod device;
+mod isa;
+mod memory;
+mod ops;
+mod overlap;
+mod pool;
+mod scratch;
+mod simd;
+
+pub use device::{CpuDevice, CpuOptions};
+pub use isa::Isa;

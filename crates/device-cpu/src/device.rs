@@ -1,0 +1,155 @@
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use turbospark_device::{Buffer, Device, DeviceError, Mapping, Precision, Recorded, View};
+
+use crate::isa::{Isa, Kernels};
+use crate::memory::{self, Memory};
+use crate::ops::{self, Engine};
+use crate::pool::{Pool, default_threads};
+use crate::scratch::Scratch;
+
+/// How a [`CpuDevice`] is made.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuOptions {
+    /// Threads that compute; by default one a physical core, within the CPUs and the quota granted.
+    pub threads: Option<usize>,
+    /// How far inputs of matrix products may be rounded. This device gains nothing by it yet and never does.
+    pub precision: Precision,
+    /// The instruction set; by default the best that the CPU has.
+    pub isa: Option<Isa>,
+}
+
+/// The CPU: buffers in ordinary memory, mappings used in place, ops on a pool of threads.
+///
+/// It runs one pass at a time; [`run`](Device::run) waits for its turn. A buffer being filled is locked, and ops
+/// that use it wait; ops on other buffers go on.
+///
+/// ```
+/// use turbospark_device::{Device, Pass, op::Matmul};
+/// use turbospark_device_cpu::{CpuDevice, CpuOptions};
+/// use turbospark_tensor::DType;
+///
+/// let cpu = CpuDevice::new(CpuOptions::default())?;
+/// let device: &dyn Device = &cpu;
+/// let memory = device.alloc("example", 1024)?;
+/// let x = memory.view(0, DType::F32, [1, 2]);
+/// let w = memory.view(256, DType::F32, [1, 2]);
+/// let out = memory.view(512, DType::F32, [1, 1]);
+/// device.write_f32(x, &[2.0, 3.0])?;
+/// device.write_f32(w, &[5.0, 7.0])?;
+/// let mut pass = Pass::new(device);
+/// pass.matmul(Matmul::new(x, w, out));
+/// pass.submit()?;
+/// assert_eq!(device.read_f32(out)?, [31.0]);
+/// # Ok::<(), turbospark_device::DeviceError>(())
+/// ```
+pub struct CpuDevice {
+    name: String,
+    owner: usize,
+    precision: Precision,
+    engine: Mutex<Engine>,
+}
+
+/// Numbers the devices of a process, so that each knows its buffers.
+static DEVICES: AtomicUsize = AtomicUsize::new(0);
+
+impl CpuDevice {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] when the CPU lacks the instruction set asked for, no thread is asked for,
+    /// or the threads can't be started.
+    pub fn new(options: CpuOptions) -> Result<Self, DeviceError> {
+        let kernels = match options.isa {
+            Some(isa) => Kernels::new(isa).ok_or_else(|| {
+                let has: Vec<String> = Isa::available().iter().map(Isa::to_string).collect();
+                DeviceError::Unsupported(format!("this CPU has no {isa}; it has {}", has.join(", ")))
+            })?,
+            None => {
+                let best = Isa::available().last().copied().unwrap_or(Isa::Portable);
+                Kernels::new(best).expect("available")
+            }
+        };
+        let threads = options.threads.unwrap_or_else(default_threads);
+        if !(1..=1024).contains(&threads) {
+            return Err(DeviceError::Unsupported(format!("{threads} threads were asked for; choose 1 to 1024")));
+        }
+        let pool = Pool::new(threads)
+            .map_err(|e| DeviceError::Unsupported(format!("{threads} threads could not be started: {e}")))?;
+        let plural = if threads == 1 { "" } else { "s" };
+        let name = format!("cpu ({}, {threads} thread{plural})", kernels.isa());
+        let owner = DEVICES.fetch_add(1, Ordering::Relaxed);
+        let engine = Engine {
+            kernels,
+            pool,
+            packed: Scratch::new(),
+            partial: Scratch::new(),
+            owner,
+            name: name.as_str().into(),
+        };
+        Ok(CpuDevice { name, owner, precision: options.precision, engine: Mutex::new(engine) })
+    }
+
+    /// The instruction set of its kernels.
+    pub fn isa(&self) -> Isa {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner).kernels.isa()
+    }
+
+    fn memory<'a>(&self, view: &View<'a>) -> Result<&'a Memory, DeviceError> {
+        memory::memory(view, self.owner, &self.name)
+    }
+}
+
+impl fmt::Debug for CpuDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CpuDevice").field("name", &self.name).field("precision", &self.precision).finish()
+    }
+}
+
+impl Device for CpuDevice {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    fn alloc(&self, label: &str, bytes: usize) -> Result<Buffer, DeviceError> {
+        let memory = Memory::zeroed(self.owner, bytes);
+        memory.map(|m| Buffer::new(bytes, m)).ok_or_else(|| DeviceError::OutOfMemory { label: label.into(), bytes })
+    }
+
+    fn adopt(&self, mapping: Mapping) -> Result<Option<Buffer>, DeviceError> {
+        let memory = Memory::adopted(self.owner, mapping);
+        Ok(Some(Buffer::new(memory.len(), memory)))
+    }
+
+    fn write(&self, to: View<'_>, bytes: &[u8]) -> Result<(), DeviceError> {
+        memory::with_bytes_mut(&to, self.memory(&to)?, bytes.len(), |m| m.copy_from_slice(bytes))
+    }
+
+    fn read(&self, from: View<'_>, out: &mut [u8]) -> Result<(), DeviceError> {
+        memory::with_bytes(&from, self.memory(&from)?, out.len(), |m| out.copy_from_slice(m))
+    }
+
+    fn fill(&self, slot: View<'_>, reader: &mut dyn FnMut(&mut [u8]) -> io::Result<()>) -> Result<(), DeviceError> {
+        let len = slot.shape().elements() * slot.dtype().size();
+        memory::with_bytes_mut(&slot, self.memory(&slot)?, len, reader)?.map_err(DeviceError::Weights)
+    }
+
+    fn run(&self, ops: &[Recorded<'_>]) -> Result<(), DeviceError> {
+        // A panic in a kernel leaves numbers half computed, and nothing else.
+        let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        ops.iter().try_for_each(|r| match ops::run(&mut engine, &r.op) {
+            Err(DeviceError::Op { scope, message, op }) if scope.is_empty() => {
+                let op = if op.is_empty() { r.op.name() } else { op };
+                Err(DeviceError::Op { scope: r.scope.to_string(), op, message })
+            }
+            other => other,
+        })
+    }
+}

@@ -1,0 +1,143 @@
+//! Mixture of experts: rows are grouped by expert, and each expert's weights are visited once.
+
+use std::cmp::Ordering;
+
+use turbospark_device::DeviceError;
+use turbospark_device::op::{Experts, Router};
+
+use super::finish::{Finish, Linear};
+use super::matrix::matrix;
+use super::row::row;
+use super::{Done, Engine, Rows, Shared};
+use crate::memory::refused;
+use crate::scratch::Scratch;
+
+pub(super) fn router(engine: &mut Engine, op: &Router<'_>) -> Done {
+    let mut a = engine.access();
+    let logits = a.read("logits", &op.logits)?;
+    let ids = a.write("ids", &op.ids)?;
+    let weights = a.write("weights", &op.weights)?;
+    a.finish()?;
+    let (rows, experts, k) = (logits.dim(0), logits.dim(1), ids.dim(1));
+    let ids = Shared(ids.byte(0).cast::<i32>());
+    engine.split(rows, experts * (k + 8), |range| {
+        for r in range {
+            // SAFETY: a row of logits, which nothing writes; row `r` of ids and weights is this part's alone.
+            let (row, ids, weights) = unsafe {
+                (
+                    std::slice::from_raw_parts(logits.row(r).cast_const(), experts),
+                    std::slice::from_raw_parts_mut(ids.at(r * k), k),
+                    std::slice::from_raw_parts_mut(weights.row(r), k),
+                )
+            };
+            choose(row, op.normalise, ids, weights);
+        }
+    });
+    Ok(())
+}
+
+/// The largest logits in descending order, ties to the lower index, and their share of the softmax.
+fn choose(row: &[f32], normalise: bool, ids: &mut [i32], weights: &mut [f32]) {
+    let before = |a: usize, b: usize| row[b].total_cmp(&row[a]).then(a.cmp(&b));
+    let mut last = None;
+    for id in ids.iter_mut() {
+        let rest = (0..row.len()).filter(|&e| last.is_none_or(|l| before(l, e) == Ordering::Less));
+        let next = rest.min_by(|&a, &b| before(a, b)).expect("no more are chosen than there are");
+        (last, *id) = (Some(next), next as i32);
+    }
+    let top = row.iter().fold(f32::NEG_INFINITY, |m, &v| m.max(v)) as f64;
+    let exp = |e: usize| (row[e] as f64 - top).exp();
+    let divisor: f64 =
+        if normalise { ids.iter().map(|&e| exp(e as usize)).sum() } else { (0..row.len()).map(exp).sum() };
+    for (w, &e) in weights.iter_mut().zip(ids.iter()) {
+        *w = (exp(e as usize) / divisor) as f32;
+    }
+}
+
+/// The rows of one kind that chose one expert, and their weights.
+#[derive(Default)]
+struct Chosen {
+    rows: Vec<u32>,
+    weights: Vec<f32>,
+}
+
+impl Chosen {
+    fn add(&mut self, row: u32, weight: f32) {
+        if self.rows.last() == Some(&row) {
+            // An expert named twice by a row counts twice.
+            *self.weights.last_mut().expect("one a row") += weight;
+        } else {
+            self.rows.push(row);
+            self.weights.push(weight);
+        }
+    }
+}
+
+pub(super) fn experts(engine: &mut Engine, op: &Experts<'_>) -> Done {
+    let mut a = engine.access();
+    let x = a.read("x", &op.x)?;
+    let ids = a.read("ids", &op.ids)?;
+    let weights = a.read("weights", &op.weights)?;
+    let residual = op.residual.as_ref().map(|r| a.read_also("residual", r)).transpose()?;
+    let out = a.write("out", &op.out)?;
+    a.finish()?;
+    let (rows, hidden, k, count) = (x.dim(0), x.dim(1), ids.dim(1), op.source.experts());
+    u32::try_from(rows).map_err(|_| refused(format!("{rows} rows")))?;
+    // SAFETY: dense i32, locked and apart from `out`.
+    let ids = unsafe { ids.i32s() };
+    // By expert, of the prompt and decoded.
+    let mut chosen: Vec<[Chosen; 2]> = Vec::new();
+    chosen.resize_with(count, Default::default);
+    for (slot, &id) in ids.iter().enumerate() {
+        let (row, expert) = (slot / k, usize::try_from(id).ok().filter(|&e| e < count));
+        let expert = expert.ok_or_else(|| refused(format!("row {row} chose expert {id} of {count}")))?;
+        // SAFETY: dense f32 of the sides of `ids`.
+        let weight = unsafe { *weights.row(row).add(slot % k) };
+        chosen[expert][(row >= op.prompt_rows) as usize].add(row as u32, weight);
+    }
+    engine.split(rows, hidden, |range| {
+        for r in range {
+            // SAFETY: rows of `hidden`; that of `out` is this part's alone, and `residual`'s is apart or the same.
+            unsafe {
+                match residual {
+                    Some(from) => std::ptr::copy(from.row(r), out.row(r), hidden),
+                    None => std::ptr::write_bytes(out.row(r), 0, hidden),
+                }
+            }
+        }
+    });
+    let wanted: Vec<usize> = (0..count).filter(|&e| chosen[e].iter().any(|c| !c.rows.is_empty())).collect();
+    // Taken out of the engine while the kernels borrow it.
+    let mut scratch = std::mem::replace(&mut engine.partial, Scratch::new());
+    let done = op.source.with(&wanted, &mut |e, expert| -> Result<(), DeviceError> {
+        let of = |m: String| refused(format!("expert {e}: {m}"));
+        expert.check(hidden, op.width).map_err(of)?;
+        let mut a = a.further();
+        let gate = a.weight("gate", &expert.gate)?.weight(expert.layout);
+        let up = a.weight("up", &expert.up)?.weight(expert.layout);
+        let down = a.weight("down", &expert.down)?.weight(expert.layout);
+        a.finish()?;
+        let [prompt, decoded] = chosen.get(e).ok_or_else(|| of("not wanted".into()))?;
+        for (chosen, is_prompt) in [(prompt, true), (decoded, false)] {
+            let m = chosen.rows.len();
+            let inner = Rows::dense(scratch.get(m * op.width).as_mut_ptr(), op.width);
+            let x = Rows::of(&x, 0).pick(&chosen.rows);
+            let first = Linear { k: hidden, n: op.width, weight: up, gate: Some(gate), finish: Finish::plain(inner) };
+            let finish = Finish { scale: Some(&chosen.weights), ..Finish::plain(Rows::of(&out, 0).pick(&chosen.rows)) };
+            let second = Linear { k: op.width, n: hidden, weight: down, gate: None, finish };
+            // SAFETY: checked, resolved, locked and apart; each list names a row once.
+            unsafe {
+                if is_prompt {
+                    matrix(engine, x, m, &first);
+                    matrix(engine, inner, m, &second);
+                } else {
+                    row(engine, x, m, &first);
+                    row(engine, inner, m, &second);
+                }
+            }
+        }
+        Ok(())
+    });
+    engine.partial = scratch;
+    done
+}

@@ -1,0 +1,54 @@
+//! Linear layers: prompt rows to the matrix kernel, the others to the row kernel.
+
+use turbospark_device::op::{GatedMatmul, Matmul};
+
+use super::finish::{Finish, Linear};
+use super::matrix::matrix;
+use super::row::row;
+use super::{Done, Engine, Rows};
+use crate::memory::Tensor;
+
+pub(super) fn matmul(engine: &mut Engine, op: &Matmul<'_>) -> Done {
+    let mut a = engine.access();
+    let x = a.read("x", &op.x)?;
+    let weight = a.weight("weight", &op.weight)?.weight(op.layout);
+    let bias = op.bias.as_ref().map(|b| a.weight("bias", b)).transpose()?.map(|b| b.vector());
+    let residual = op.residual.as_ref().map(|r| a.read_also("residual", r)).transpose()?;
+    let out = a.write("out", &op.out)?;
+    a.finish()?;
+    let linear = |first: usize| {
+        let residual = residual.map(|r| Rows::of(&r, first));
+        let finish = Finish { bias, activation: op.activation, residual, out: Rows::of(&out, first), scale: None };
+        Linear { k: x.dim(1), n: out.dim(1), weight, gate: None, finish }
+    };
+    both(engine, &x, op.prompt_rows, linear);
+    Ok(())
+}
+
+pub(super) fn gated_matmul(engine: &mut Engine, op: &GatedMatmul<'_>) -> Done {
+    let mut a = engine.access();
+    let x = a.read("x", &op.x)?;
+    let gate = a.weight("gate", &op.gate)?.weight(op.layout);
+    let weight = a.weight("up", &op.up)?.weight(op.layout);
+    let out = a.write("out", &op.out)?;
+    a.finish()?;
+    let linear = |first: usize| Linear {
+        k: x.dim(1),
+        n: out.dim(1),
+        weight,
+        gate: Some(gate),
+        finish: Finish::plain(Rows::of(&out, first)),
+    };
+    both(engine, &x, op.prompt_rows, linear);
+    Ok(())
+}
+
+/// Runs a layer on all rows of `x`; `linear(r)` has its outputs from row `r` on.
+fn both<'a>(engine: &mut Engine, x: &Tensor, prompt_rows: usize, linear: impl Fn(usize) -> Linear<'a>) {
+    let rest = x.dim(0) - prompt_rows;
+    // SAFETY: the op's views are checked, resolved, locked and apart; the rows are those of `x`.
+    unsafe {
+        matrix(engine, Rows::of(x, 0), prompt_rows, &linear(0));
+        row(engine, Rows::of(x, prompt_rows), rest, &linear(prompt_rows));
+    }
+}

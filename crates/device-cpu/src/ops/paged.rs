@@ -1,0 +1,269 @@
+//! Attention over the paged cache: prompts on the tile kernels, rows being decoded one by one.
+//!
+//! A decoded row's keys are cut at absolute multiples of [`SPLIT`]; each piece is summed on its own, and the
+//! pieces are put together in ascending order. Where the cuts lie depends on nothing but the row's index.
+
+use turbospark_device::Span;
+use turbospark_device::op::PagedAttention;
+
+use super::attention::{Attend, Keys, QUERIES, Queries, weigh};
+use super::row::dot;
+use super::{Done, Engine, Shared};
+use crate::memory::{Tensor, refused};
+use crate::scratch::{cut, rounded, with_local};
+use crate::simd::stored::{Stored, with_stored};
+use crate::simd::{BLOCK, Simd, Task, math};
+
+/// Keys of one piece; a multiple of [`BLOCK`].
+const SPLIT: usize = 256;
+
+/// A prompt's queries for one part.
+struct Part<'a> {
+    span: &'a Span,
+    kv_head: usize,
+    range: std::ops::Range<usize>,
+}
+
+/// One decoded row's piece of the keys of one KV head.
+struct Piece {
+    row: usize,
+    table: usize,
+    visible: usize,
+    kv_head: usize,
+    start: usize,
+}
+
+pub(super) fn paged_attention(engine: &mut Engine, op: &PagedAttention<'_>) -> Done {
+    let mut a = engine.access();
+    let q = a.read("q", &op.q)?;
+    let k = a.weight("k_cache", &op.k_cache)?;
+    let v = a.weight("v_cache", &op.v_cache)?;
+    let pages = a.read("pages", &op.pages)?;
+    let out = a.write("out", &op.out)?;
+    a.finish()?;
+    // SAFETY: a dense i32 tensor, locked, apart from `out`.
+    let tables = unsafe { pages.i32s() };
+    let table = |t: usize| &tables[t * pages.dim(1)..(t + 1) * pages.dim(1)];
+    let full_pages = k.dim(0) / op.page_len.max(1);
+    for span in op.spans {
+        let used = &table(span.table)[..(span.start + span.rows).div_ceil(op.page_len)];
+        if let Some(page) = used.iter().find(|&&p| usize::try_from(p).map_or(true, |p| p >= full_pages)) {
+            return Err(refused(format!("table {} names page {page} of {full_pages}", span.table)));
+        }
+    }
+    super::apart(op.spans)?;
+    let (kv_heads, n) = (k.dim(1), q.dim(2));
+    let group = q.dim(1) / kv_heads;
+    let size = k.dtype.size();
+    let keys = |head: usize, t: usize| Keys {
+        k: k.byte(head * n),
+        v: v.byte(head * n),
+        stride: (k.stride(0) * size, v.stride(0) * size),
+        dtype: k.dtype,
+        pages: Some((table(t), op.page_len)),
+    };
+
+    let mut parts = Vec::new();
+    let mut pieces = Vec::new();
+    for span in op.spans {
+        for kv_head in 0..kv_heads {
+            if !span.decode {
+                let queries = span.rows * group;
+                let ranges = (0..queries).step_by(QUERIES).map(|first| first..queries.min(first + QUERIES));
+                parts.extend(ranges.map(|range| Part { span, kv_head, range }));
+            }
+        }
+    }
+    // The later a query, the more it sees: the long parts first, so that no thread ends with one.
+    parts.sort_by_key(|p| std::cmp::Reverse(p.span.start * group + p.range.end));
+    let kernels = engine.kernels;
+    engine.pool.run(parts.len(), |part| {
+        let Part { span, kv_head, ref range } = parts[part];
+        let queries = Queries {
+            q,
+            out,
+            first_row: span.first_row,
+            head: kv_head * group,
+            group,
+            visible: span.start + 1,
+            causal: true,
+        };
+        let keys = keys(kv_head, span.table);
+        kernels.run(Attend { queries, keys, range: range.clone(), scale: op.scale });
+    });
+
+    let mut rows = Vec::new();
+    for span in op.spans.iter().filter(|s| s.decode) {
+        for i in 0..span.rows {
+            let (row, visible) = (span.first_row + i, span.start + i + 1);
+            rows.push((row, pieces.len(), visible.div_ceil(SPLIT)));
+            for kv_head in 0..kv_heads {
+                let starts = (0..visible).step_by(SPLIT);
+                pieces.extend(starts.map(|start| Piece { row, table: span.table, visible, kv_head, start }));
+            }
+        }
+    }
+    // Of each piece and query head: the largest score, the sum of exponentials, the sum of values.
+    let record = rounded(n + 2);
+    let partial = Shared::new(engine.partial.get(pieces.len() * group * record));
+    let work: usize = rows.iter().map(|&(_, _, splits)| splits * SPLIT * kv_heads * group * n).sum();
+    engine.split(pieces.len(), work / pieces.len().max(1), |range| {
+        for i in range {
+            let piece = &pieces[i];
+            let keys = keys(piece.kv_head, piece.table);
+            kernels.run(Decode { q, keys, group, scale: op.scale, piece, out: partial.at(i * group * record), record });
+        }
+    });
+    engine.split(rows.len(), work / rows.len().max(1) / SPLIT, |range| {
+        for &(row, first, splits) in &rows[range] {
+            for head in 0..kv_heads * group {
+                let first = first + head / group * splits;
+                let parts = partial.at((first * group + head % group) * record);
+                kernels.run(Combine { parts, step: group * record, splits, n, out: out.head(row, head) });
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Sums one piece.
+struct Decode<'a> {
+    q: Tensor,
+    keys: Keys<'a>,
+    group: usize,
+    scale: f32,
+    piece: &'a Piece,
+    out: *mut f32,
+    record: usize,
+}
+
+impl Task for Decode<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: places, rows and heads were checked; `out` is this piece's alone.
+        with_stored!(self.keys.dtype, T => unsafe { self.sums::<S, T>(s) })
+    }
+}
+
+impl Decode<'_> {
+    /// # Safety
+    /// The keys that the piece sees are readable, its row and heads lie in `q`, and `out` has a record a head.
+    #[inline(always)]
+    unsafe fn sums<S: Simd, T: Stored>(&self, s: S) {
+        let (n, group) = (self.q.dim(2), self.group);
+        let end = self.piece.visible.min(self.piece.start + SPLIT);
+        let head = |h: usize| self.q.head(self.piece.row, self.piece.kv_head * group + h).cast_const();
+        let record = |h: usize| self.out.wrapping_add(h * self.record);
+        let value = |h: usize| record(h).wrapping_add(2);
+        // SAFETY: the caller's promise.
+        unsafe {
+            for h in 0..group {
+                std::ptr::write_bytes(record(h), 0, self.record);
+                *record(h) = f32::NEG_INFINITY;
+            }
+            with_local(rounded(group * BLOCK), |mut scratch| {
+                let scores = cut(&mut scratch, group * BLOCK).as_mut_ptr();
+                for start in (self.piece.start..end).step_by(BLOCK) {
+                    let some = BLOCK.min(end - start);
+                    for t in 0..some {
+                        let key = self.keys.key(start + t);
+                        let mut h = 0;
+                        while h + 4 <= group {
+                            let q = [head(h), head(h + 1), head(h + 2), head(h + 3)];
+                            dot::<S, T, 4, 1>(s, n, q, [key], scores.add(h * BLOCK + t), BLOCK);
+                            h += 4;
+                        }
+                        while h < group {
+                            dot::<S, T, 1, 1>(s, n, [head(h)], [key], scores.add(h * BLOCK + t), BLOCK);
+                            h += 1;
+                        }
+                    }
+                    for h in 0..group {
+                        let (top, total) = (&mut *record(h), &mut *record(h).add(1));
+                        let factor = weigh(s, scores.add(h * BLOCK), some, self.scale, top, total);
+                        for j in (0..n).step_by(S::LANES) {
+                            let left = S::LANES.min(n - j);
+                            let old = s.load_some(value(h).add(j), left);
+                            s.store_some(value(h).add(j), s.mul(old, s.splat(factor)), left);
+                        }
+                    }
+                    let mut h = 0;
+                    while h + 4 <= group {
+                        let at = |i: usize| (scores.add((h + i) * BLOCK).cast_const(), value(h + i));
+                        self.values::<S, T, 4>(s, start, some, [at(0), at(1), at(2), at(3)]);
+                        h += 4;
+                    }
+                    while h < group {
+                        self.values::<S, T, 1>(s, start, some, [(scores.add(h * BLOCK).cast_const(), value(h))]);
+                        h += 1;
+                    }
+                }
+            });
+        }
+    }
+
+    /// Adds the weighted values of a block to `H` heads' sums.
+    ///
+    /// # Safety
+    /// As [`Decode::sums`]; each head's weights are readable and its sums writable.
+    #[inline(always)]
+    unsafe fn values<S: Simd, T: Stored, const H: usize>(
+        &self,
+        s: S,
+        start: usize,
+        some: usize,
+        heads: [(*const f32, *mut f32); H],
+    ) {
+        let n = self.q.dim(2);
+        for j in (0..n).step_by(S::LANES) {
+            let left = S::LANES.min(n - j);
+            let mut acc = [s.splat(0.0); H];
+            // SAFETY: the caller's promise; `left` elements are left.
+            unsafe {
+                for t in 0..some {
+                    let from = self.keys.value(start + t).add(j * T::SIZE);
+                    let v = if left == S::LANES { T::load(s, from) } else { T::load_some(s, from, left) };
+                    for (a, (weights, _)) in acc.iter_mut().zip(heads) {
+                        *a = s.fma(s.splat(*weights.add(t)), v, *a);
+                    }
+                }
+                for (a, (_, out)) in acc.into_iter().zip(heads) {
+                    s.store_some(out.add(j), s.add(s.load_some(out.add(j), left), a), left);
+                }
+            }
+        }
+    }
+}
+
+/// Puts the pieces of one row and head together.
+struct Combine {
+    parts: *mut f32,
+    step: usize,
+    splits: usize,
+    n: usize,
+    out: *mut f32,
+}
+
+impl Task for Combine {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let part = |i: usize| self.parts.wrapping_add(i * self.step).cast_const();
+        // SAFETY: the records that `Decode` wrote, each `n + 2` elements; the output row is this part's alone.
+        unsafe {
+            let top = (0..self.splits).fold(f32::NEG_INFINITY, |top, i| top.max(*part(i)));
+            let factor = |i: usize| math::exp(s, s.splat(*part(i) - top));
+            let mut total = s.splat(0.0);
+            for i in 0..self.splits {
+                total = s.fma(s.splat(*part(i).add(1)), factor(i), total);
+            }
+            for j in (0..self.n).step_by(S::LANES) {
+                let left = S::LANES.min(self.n - j);
+                let mut sum = s.splat(0.0);
+                for i in 0..self.splits {
+                    sum = s.fma(s.load_some(part(i).add(2 + j), left), factor(i), sum);
+                }
+                s.store_some(self.out.add(j), s.div(sum, total), left);
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Elementary functions on vectors.
+
+use turbospark_device::Activation;
+
+use super::Simd;
+
+/// `e^x`, within 2 units in the last place; zero below -87.3, NaN for NaN.
+#[inline(always)]
+pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
+    let low = s.splat(-87.33);
+    // NaN passes as the second operand.
+    let c = s.min(s.splat(88.37), s.max(low, x));
+    // Adding 1.5 * 2^23 rounds to a whole number.
+    let magic = s.splat(12_582_912.0);
+    let n = s.sub(s.fma(c, s.splat(std::f32::consts::LOG2_E), magic), magic);
+    // ln 2 in two pieces; the first has few bits, so that n times it is exact.
+    let r = s.fma(n, s.splat(-0.693_359_4), c);
+    let r = s.fma(n, s.splat(2.121_944_4e-4), r);
+    let mut p = s.splat(1.987_569_1e-4);
+    for coefficient in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5e-1] {
+        p = s.fma(p, r, s.splat(coefficient));
+    }
+    let p = s.fma(p, s.mul(r, r), r);
+    let y = s.scale2(s.add(p, s.splat(1.0)), n);
+    s.less(x, low, s.splat(0.0), y)
+}
+
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+pub(crate) fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
+    let one = s.splat(1.0);
+    s.div(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
+}
+
+/// `x / (1 + e^-x)`.
+#[inline(always)]
+pub(crate) fn silu<S: Simd>(s: S, x: S::V) -> S::V {
+    s.div(x, s.add(s.splat(1.0), exp(s, s.sub(s.splat(0.0), x))))
+}
+
+/// The error function as a quotient of polynomials (the coefficients that Eigen uses).
+#[inline(always)]
+fn erf<S: Simd>(s: S, x: S::V) -> S::V {
+    let x = s.min(s.splat(4.0), s.max(s.splat(-4.0), x));
+    let x2 = s.mul(x, x);
+    let poly = |first: f32, rest: &[f32]| {
+        let mut p = s.splat(first);
+        for &c in rest {
+            p = s.fma(p, x2, s.splat(c));
+        }
+        p
+    };
+    let above = poly(
+        -2.726_142_2e-10,
+        &[2.770_681_4e-8, -2.101_024e-6, -5.692_506_4e-5, -7.349_906_3e-4, -2.954_599_8e-3, -1.609_603_3e-2],
+    );
+    let below = poly(-1.456_607_2e-5, &[-2.133_740_6e-4, -1.682_827e-3, -7.373_329_2e-3, -1.426_473_9e-2]);
+    s.div(s.mul(x, above), below)
+}
+
+/// An op's activation.
+#[inline(always)]
+pub(crate) fn activate<S: Simd>(s: S, kind: Option<Activation>, x: S::V) -> S::V {
+    match kind {
+        None => x,
+        Some(Activation::Silu) => silu(s, x),
+        Some(Activation::GeluErf) => {
+            let half = s.mul(x, s.splat(0.5));
+            s.fma(half, erf(s, s.mul(x, s.splat(std::f32::consts::FRAC_1_SQRT_2))), half)
+        }
+        Some(Activation::GeluTanh) => {
+            // 0.5 (1 + tanh u) = sigmoid(2 u)
+            let x2 = s.mul(x, x);
+            let twice = s.splat(1.595_769_1); // 2 sqrt(2 / pi)
+            let u = s.mul(s.mul(twice, x), s.fma(x2, s.splat(0.044_715), s.splat(1.0)));
+            s.div(x, s.add(s.splat(1.0), exp(s, s.sub(s.splat(0.0), u))))
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Vectors of f32, one implementation an instruction set, and the loops written over them.
+//!
+//! A value of a [`Simd`] type exists only where the CPU has its instructions, so holding one is the proof that
+//! its methods rest on. Loops are structs that implement [`Task`]; [`Kernels::run`](crate::isa::Kernels::run)
+//! compiles each once an instruction set. Everything below a `Task::run` is `#[inline(always)]`: a loop that is
+//! not inlined there is compiled without the instructions, right but many times slower.
+
+pub(crate) mod math;
+pub(crate) mod portable;
+pub(crate) mod stored;
+pub(crate) mod tile;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+
+/// Keys in one step of attention, and rows of a DeltaNet chunk.
+pub(crate) const BLOCK: usize = 64;
+
+/// What one call of a tile kernel multiplies: `c[i][j] (+)= sum over p < k of x[i][p] * w[p][j]`.
+#[derive(Clone, Copy)]
+pub(crate) struct TileArgs {
+    /// Rows, 1 to `Simd::TILE_ROWS`.
+    pub rows: usize,
+    /// Length of the sum.
+    pub k: usize,
+    /// The left side; its layout is the kernel's.
+    pub x: *const f32,
+    /// `[k, Simd::TILE_COLS]`, `ldw` elements from row to row.
+    pub w: *const f32,
+    /// See `w`.
+    pub ldw: usize,
+    /// `[rows, Simd::TILE_COLS]`, `ldc` elements from row to row.
+    pub c: *mut f32,
+    /// See `c`.
+    pub ldc: usize,
+    /// Add to `c` instead of replacing it.
+    pub add: bool,
+}
+
+/// A vector of `LANES` f32 and what the kernels need of it.
+///
+/// `max` and `min` give their second operand where either is NaN, as the x86 instructions do.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    /// The vector.
+    type V: Copy;
+    /// Elements in it.
+    const LANES: usize;
+    /// Rows of the largest register tile.
+    const TILE_ROWS: usize;
+    /// Columns of every register tile; divides [`BLOCK`].
+    const TILE_COLS: usize;
+
+    /// `x` in every lane.
+    fn splat(self, x: f32) -> Self::V;
+    /// `a + b`.
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`.
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`.
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, fused where the instruction set fuses.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The larger.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The smaller.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `yes` where `a < b`, else `no`.
+    fn less(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
+    /// `v * 2^n` for whole `n` in -126..=127.
+    fn scale2(self, v: Self::V, n: Self::V) -> Self::V;
+    /// The sum of the lanes, always in the same order.
+    fn sum(self, v: Self::V) -> f32;
+    /// The largest lane.
+    fn largest(self, v: Self::V) -> f32;
+
+    /// Loads `LANES` elements.
+    ///
+    /// # Safety
+    /// They are readable. No alignment is asked for.
+    unsafe fn load(self, p: *const f32) -> Self::V;
+    /// Loads the first `n <= LANES` elements; the other lanes are zero.
+    ///
+    /// # Safety
+    /// As [`Simd::load`], for `n` elements.
+    unsafe fn load_some(self, p: *const f32, n: usize) -> Self::V;
+    /// Loads and widens bf16.
+    ///
+    /// # Safety
+    /// As [`Simd::load`].
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V;
+    /// Loads and widens f16.
+    ///
+    /// # Safety
+    /// As [`Simd::load`].
+    unsafe fn load_f16(self, p: *const u16) -> Self::V;
+    /// Stores `LANES` elements.
+    ///
+    /// # Safety
+    /// They are writable. No alignment is asked for.
+    unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// Stores the first `n <= LANES` elements.
+    ///
+    /// # Safety
+    /// As [`Simd::store`], for `n` elements.
+    unsafe fn store_some(self, p: *mut f32, v: Self::V, n: usize);
+    /// Stores `LANES` vectors as columns: lane `l` of `rows[r]` goes to `out[l * ld + r]`.
+    ///
+    /// # Safety
+    /// `rows` has `LANES` vectors; `LANES` rows of `LANES` elements are writable at `out`.
+    unsafe fn store_transposed(self, rows: &[Self::V], out: *mut f32, ld: usize);
+    /// Asks for the cache line at `p`, which may be any address.
+    fn prefetch(self, p: *const u8);
+
+    /// The tile kernel with `x` packed `[k, TILE_ROWS]`.
+    ///
+    /// # Safety
+    /// The three matrices of `a` are readable, `c` is writable and overlaps neither.
+    unsafe fn tile_packed(self, a: TileArgs);
+    /// The tile kernel with `x` in rows that are [`BLOCK`] elements apart.
+    ///
+    /// # Safety
+    /// As [`Simd::tile_packed`].
+    unsafe fn tile_rows(self, a: TileArgs);
+}
+
+/// A loop that is compiled once an instruction set.
+pub(crate) trait Task {
+    /// Runs it. Implementations are `#[inline(always)]`.
+    fn run<S: Simd>(self, s: S);
+}

@@ -1,0 +1,180 @@
+//! Stored element types, widened exactly as they are loaded.
+
+use turbospark_device::op::WeightLayout;
+use turbospark_tensor::DType;
+
+use super::Simd;
+
+/// A float type in memory, at any alignment.
+pub(crate) trait Stored: Copy + Send + Sync + 'static {
+    /// Bytes of one element.
+    const SIZE: usize;
+
+    /// Loads `LANES` elements.
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::V;
+
+    /// One element.
+    ///
+    /// # Safety
+    /// It is readable.
+    unsafe fn one(p: *const u8) -> f32;
+
+    /// Loads the first `n <= LANES` elements; the other lanes are zero.
+    ///
+    /// # Safety
+    /// As [`Stored::load`], for `n` elements.
+    #[inline(always)]
+    unsafe fn load_some<S: Simd>(s: S, p: *const u8, n: usize) -> S::V {
+        let mut wide = [0f32; 16];
+        for (i, w) in wide.iter_mut().enumerate().take(n) {
+            // SAFETY: the caller vouches for `n` elements.
+            *w = unsafe { Self::one(p.add(i * Self::SIZE)) };
+        }
+        // SAFETY: no vector has more than 16 lanes.
+        unsafe { s.load(wide.as_ptr()) }
+    }
+}
+
+/// f32.
+#[derive(Clone, Copy)]
+pub(crate) struct F32;
+
+/// bf16.
+#[derive(Clone, Copy)]
+pub(crate) struct Bf16;
+
+/// f16.
+#[derive(Clone, Copy)]
+pub(crate) struct F16;
+
+impl Stored for F32 {
+    const SIZE: usize = 4;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn one(p: *const u8) -> f32 {
+        // SAFETY: the caller's promise; the read is unaligned.
+        unsafe { p.cast::<f32>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_some<S: Simd>(s: S, p: *const u8, n: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_some(p.cast(), n) }
+    }
+}
+
+impl Stored for Bf16 {
+    const SIZE: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_bf16(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn one(p: *const u8) -> f32 {
+        // SAFETY: the caller's promise; the read is unaligned.
+        f32::from_bits((unsafe { p.cast::<u16>().read_unaligned() } as u32) << 16)
+    }
+}
+
+impl Stored for F16 {
+    const SIZE: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_f16(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn one(p: *const u8) -> f32 {
+        // SAFETY: the caller's promise; the read is unaligned.
+        half::f16::from_bits(unsafe { p.cast::<u16>().read_unaligned() }).to_f32()
+    }
+}
+
+/// Runs the body with `$t` standing for the stored type of `$dtype`.
+macro_rules! with_stored {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            turbospark_tensor::DType::BF16 => {
+                type $t = crate::simd::stored::Bf16;
+                $body
+            }
+            turbospark_tensor::DType::F16 => {
+                type $t = crate::simd::stored::F16;
+                $body
+            }
+            _ => {
+                type $t = crate::simd::stored::F32;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_stored;
+
+/// A linear weight in memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Weight {
+    /// First byte; any alignment.
+    pub ptr: *const u8,
+    /// A float type.
+    pub dtype: DType,
+    /// Which of the two axes lies outermost.
+    pub layout: WeightLayout,
+    /// Elements from one index of the outer axis to the next.
+    pub stride: usize,
+}
+
+// SAFETY: a weight is only read, while the buffers it points into are locked by the op that uses it.
+unsafe impl Send for Weight {}
+// SAFETY: as above.
+unsafe impl Sync for Weight {}
+
+/// A dense vector in memory, such as a bias.
+#[derive(Clone, Copy)]
+pub(crate) struct Vector {
+    /// First byte; any alignment.
+    pub ptr: *const u8,
+    /// A float type.
+    pub dtype: DType,
+}
+
+// SAFETY: as for `Weight`.
+unsafe impl Send for Vector {}
+// SAFETY: as above.
+unsafe impl Sync for Vector {}
+
+impl Vector {
+    /// Widens elements `from..from + out.len()`.
+    ///
+    /// # Safety
+    /// They are readable.
+    #[inline(always)]
+    pub(crate) unsafe fn widen<S: Simd>(self, s: S, from: usize, out: &mut [f32]) {
+        with_stored!(self.dtype, T => {
+            let (n, lanes) = (out.len(), S::LANES);
+            for i in (0..n).step_by(lanes) {
+                let p = self.ptr.wrapping_add((from + i) * T::SIZE);
+                let some = lanes.min(n - i);
+                // SAFETY: the caller's promise; `some` elements are left in `out`.
+                unsafe {
+                    let v = if some == lanes { T::load(s, p) } else { T::load_some(s, p, some) };
+                    s.store_some(out.as_mut_ptr().add(i), v, some);
+                }
+            }
+        })
+    }
+}

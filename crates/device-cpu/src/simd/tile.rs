@@ -1,0 +1,78 @@
+//! The register tile: all matrix products end here.
+//!
+//! An element's sum runs over `p` upwards in one accumulator, whatever the tile's height, so that no bit of it
+//! depends on where in a tile, or in how full a tile, it is computed.
+
+use super::{Simd, TileArgs};
+
+/// `R` rows by `N` vectors. `x[i][p]` lies at `x + i * RS + p * KS`.
+///
+/// # Safety
+/// As [`Simd::tile_packed`], for these strides.
+#[inline(always)]
+pub(crate) unsafe fn tile<S: Simd, const R: usize, const N: usize, const RS: usize, const KS: usize>(
+    s: S,
+    a: TileArgs,
+) {
+    let mut acc = [[s.splat(0.0); N]; R];
+    // SAFETY: the caller vouches for `k` steps over both operands and for the `R` rows of `c`.
+    unsafe {
+        let (mut x, mut w) = (a.x, a.w);
+        for _ in 0..a.k {
+            let mut wide = [s.splat(0.0); N];
+            for (j, v) in wide.iter_mut().enumerate() {
+                *v = s.load(w.add(j * S::LANES));
+            }
+            for (i, row) in acc.iter_mut().enumerate() {
+                let one = s.splat(*x.add(i * RS));
+                for (j, v) in row.iter_mut().enumerate() {
+                    *v = s.fma(one, wide[j], *v);
+                }
+            }
+            x = x.wrapping_add(KS);
+            w = w.wrapping_add(a.ldw);
+        }
+        for (i, row) in acc.iter().enumerate() {
+            for (j, &v) in row.iter().enumerate() {
+                let c = a.c.add(i * a.ldc + j * S::LANES);
+                s.store(c, if a.add { s.add(s.load(c), v) } else { v });
+            }
+        }
+    }
+}
+
+/// Picks the tile of the right height among those listed.
+macro_rules! tiles {
+    ($s:expr, $args:expr, $n:literal, $rs:expr, $ks:expr, [$($r:literal)*]) => {
+        match $args.rows {
+            // SAFETY: handed on from this function's caller.
+            $($r => unsafe { crate::simd::tile::tile::<Self, $r, $n, { $rs }, { $ks }>($s, $args) },)*
+            rows => unreachable!("a tile of {rows} rows"),
+        }
+    };
+}
+pub(crate) use tiles;
+
+/// Elements of a sum that one accumulator takes: longer sums are added up block by block, which halves the
+/// rounding error of a 2048-long sum and lets a block of both operands stay in the first cache.
+pub(crate) const K_BLOCK: usize = 256;
+
+/// [`Simd::tile_packed`] over a `k` of any length, in blocks of [`K_BLOCK`].
+///
+/// # Safety
+/// As [`Simd::tile_packed`].
+#[inline(always)]
+pub(crate) unsafe fn tile_blocked<S: Simd>(s: S, a: TileArgs) {
+    let mut done = 0;
+    loop {
+        let k = K_BLOCK.min(a.k - done);
+        let x = a.x.wrapping_add(done * S::TILE_ROWS);
+        let w = a.w.wrapping_add(done * a.ldw);
+        // SAFETY: a part of the caller's matrices.
+        unsafe { s.tile_packed(TileArgs { k, x, w, add: a.add || done > 0, ..a }) };
+        done += k;
+        if done >= a.k {
+            return;
+        }
+    }
+}

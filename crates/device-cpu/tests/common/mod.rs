@@ -1,0 +1,118 @@
+//! What the tests share: devices of every kind, seeded numbers, and a comparison with the reference device.
+#![allow(dead_code)]
+
+use std::sync::OnceLock;
+
+use turbospark_device::{Buffer, Device, ReferenceDevice, Span};
+use turbospark_device_cpu::{CpuDevice, CpuOptions, Isa};
+use turbospark_tensor::{DType, f32_to_bf16, f32_to_f16};
+
+/// One device for every instruction set that this CPU has and every number of threads from 1 to 4.
+pub fn devices() -> &'static [Vec<CpuDevice>] {
+    static DEVICES: OnceLock<Vec<Vec<CpuDevice>>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let make = |isa, threads| {
+            CpuDevice::new(CpuOptions { threads: Some(threads), isa: Some(isa), ..CpuOptions::default() }).unwrap()
+        };
+        Isa::available().into_iter().map(|isa| (1..=4).map(|threads| make(isa, threads)).collect()).collect()
+    })
+}
+
+/// Numbers in [-1, 1), the same for the same seed.
+pub fn random(seed: u64, n: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x1234_5678);
+    let mut next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// Values as bytes of a float type.
+pub fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
+    match dtype {
+        DType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::BF16 => values.iter().flat_map(|&x| f32_to_bf16(x).to_le_bytes()).collect(),
+        DType::F16 => values.iter().flat_map(|&x| f32_to_f16(x).to_le_bytes()).collect(),
+        other => panic!("{other} is no float type"),
+    }
+}
+
+/// A buffer that holds these values from its first byte on.
+pub fn put(device: &dyn Device, dtype: DType, values: &[f32]) -> Buffer {
+    let bytes = encode(dtype, values);
+    let buffer = device.alloc("test", bytes.len()).unwrap();
+    device.write(buffer.bytes(), &bytes).unwrap();
+    buffer
+}
+
+/// A buffer of f32.
+pub fn put_f32(device: &dyn Device, values: &[f32]) -> Buffer {
+    put(device, DType::F32, values)
+}
+
+/// A buffer of i32.
+pub fn put_i32(device: &dyn Device, values: &[i32]) -> Buffer {
+    let buffer = device.alloc("test", 4 * values.len()).unwrap();
+    device.write_i32(buffer.view(0, DType::I32, [values.len()]), values).unwrap();
+    buffer
+}
+
+/// All of a buffer, as f32.
+pub fn get(device: &dyn Device, buffer: &Buffer) -> Vec<f32> {
+    device.read_f32(buffer.view(0, DType::F32, [buffer.len() / 4])).unwrap()
+}
+
+/// All of a 16-bit buffer, widened.
+pub fn get_as(device: &dyn Device, dtype: DType, buffer: &Buffer) -> Vec<f32> {
+    let mut bytes = vec![0; buffer.len()];
+    device.read(buffer.bytes(), &mut bytes).unwrap();
+    let mut out = vec![0.0; bytes.len() / dtype.size()];
+    turbospark_tensor::widen_into(&bytes, dtype, &mut out);
+    out
+}
+
+/// The bits, for comparisons that no rounding excuses.
+pub fn bits(values: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    values.iter().map(|v| v.iter().map(|x| x.to_bits()).collect()).collect()
+}
+
+/// Runs `f` on the reference device and on every CPU device: each output lies within `tolerance` of the
+/// reference's (times one plus its size), and the number of threads changes no bit.
+pub fn check(tolerance: f32, f: impl Fn(&dyn Device) -> Vec<Vec<f32>>) {
+    let want = f(&ReferenceDevice);
+    for kind in devices() {
+        let first = f(&kind[0]);
+        for (o, (got, want)) in first.iter().zip(&want).enumerate() {
+            assert_eq!(got.len(), want.len());
+            for (i, (&g, &w)) in got.iter().zip(want).enumerate() {
+                let fits = g == w || (g - w).abs() <= tolerance * (1.0 + w.abs());
+                assert!(fits, "{}: output {o}[{i}]: {g}, expected {w} within {tolerance}", kind[0].name());
+            }
+        }
+        for device in &kind[1..] {
+            assert!(bits(&f(device)) == bits(&first), "{} differs from one thread", device.name());
+        }
+    }
+}
+
+/// How far a sum of `k` products of numbers in [-1, 1] may lie from the exact one.
+///
+/// Each of the `k` roundings is at most 2^-24 of a partial sum, which is about sqrt(k) in size; they are
+/// independent, so together about sqrt(k) times as large. Four times that, and a little for short sums.
+pub fn sum_of(k: usize) -> f32 {
+    4.0 * k as f32 * 2f32.powi(-24) + 1e-6
+}
+
+/// A float type from a number.
+pub fn float(i: usize) -> DType {
+    [DType::F32, DType::BF16, DType::F16][i % 3]
+}
+
+/// A sequence's rows.
+pub fn span(first_row: usize, rows: usize, start: usize, decode: bool, slot: usize) -> Span {
+    Span { first_row, rows, start, decode, table: slot, state: slot, snapshots: Vec::new() }
+}
