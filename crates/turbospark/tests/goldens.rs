@@ -112,3 +112,44 @@ mod reference {
         qwen3_5_moe: "qwen3_5_moe",
     }
 }
+
+#[cfg(feature = "device-cpu")]
+mod cpu {
+    use turbospark_device::Precision;
+    use turbospark_device_cpu::{CpuDevice, CpuOptions, Isa};
+
+    use super::*;
+
+    /// On every instruction set that this machine has.
+    fn meets_its_goldens(folder: &str) {
+        for isa in Isa::available() {
+            let options = CpuOptions { threads: Some(2), precision: Precision::F32, isa: Some(isa) };
+            folder_meets_its_goldens(&CpuDevice::new(options).unwrap(), folder);
+        }
+    }
+
+    #[test]
+    fn single_ops() {
+        meets_its_goldens("ops");
+    }
+
+    #[test]
+    fn qwen3_vl() {
+        meets_its_goldens("qwen3_vl");
+    }
+
+    #[test]
+    fn qwen3_vl_moe() {
+        meets_its_goldens("qwen3_vl_moe");
+    }
+
+    #[test]
+    fn qwen3_5() {
+        meets_its_goldens("qwen3_5");
+    }
+
+    #[test]
+    fn qwen3_5_moe() {
+        meets_its_goldens("qwen3_5_moe");
+    }
+}
