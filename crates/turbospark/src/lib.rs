@@ -38,6 +38,7 @@ mod prompt;
 pub mod sampler;
 mod session;
 pub mod trace;
+mod trace_request;
 
 pub use chat::{ChatOptions, DataUris, ImageLoader, LocalFiles, PromptBuilder};
 pub use error::{Error, Result};
@@ -49,6 +50,7 @@ pub use prompt::{
 };
 pub use sampler::{Sampler, Sampling};
 pub use session::{Cancel, Prefill, Progress, Session};
+pub use trace_request::{Traced, TracedValues};
 
 pub use turbospark_device as device;
 pub use turbospark_models::{config, ModelError};

@@ -152,6 +152,11 @@ impl Model {
         Sampling::from_checkpoint(&self.inner.generation)
     }
 
+    /// Whether the checkpoint says how messages become a prompt.
+    pub fn has_chat_template(&self) -> bool {
+        self.inner.template.is_some()
+    }
+
     /// Tokens that a sequence may have.
     pub fn context(&self) -> usize {
         self.inner.context

@@ -57,6 +57,14 @@ pub struct LoadOptions {
 impl LoadOptions {
     /// The context where neither the user nor a smaller checkpoint says otherwise.
     pub const DEFAULT_CONTEXT: usize = 16_384;
+
+    /// The device that these options ask for, without a model: for traces.
+    ///
+    /// # Errors
+    /// What this build or machine lacks.
+    pub fn open_device(&self) -> Result<Box<dyn Device>> {
+        device(self)
+    }
 }
 
 impl Default for LoadOptions {

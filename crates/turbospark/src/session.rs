@@ -412,7 +412,7 @@ fn keys(prompt: &Prompt) -> Vec<Key> {
 
 /// The prompt's rows; `digests` are those of the embeddings at hand, in their order. An image without one lies
 /// in a part of the prompt that is not run.
-fn rows(prompt: &Prompt, digests: &[[u8; 32]]) -> Vec<Row> {
+pub(crate) fn rows(prompt: &Prompt, digests: &[[u8; 32]]) -> Vec<Row> {
     let ids = prompt.ids().iter().zip(prompt.positions());
     let mut rows: Vec<Row> =
         ids.map(|(&id, &position)| Row { source: Source::Token(id), position, logits: false }).collect();
