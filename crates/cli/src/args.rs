@@ -1,0 +1,226 @@
+//! The flags that commands share.
+
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use clap::{ArgAction, Args, Parser, Subcommand};
+use turbospark::device::Precision;
+use turbospark::{Cancel, DeviceChoice, GenerateOptions, LoadOptions, Sampling};
+
+use crate::commands::{chat, inspect, preprocess, read, run, trace};
+use crate::outcome::Usage;
+
+/// Read pages, ask about images and chat with Qwen vision-language models on this machine.
+#[derive(Parser)]
+#[command(name = "turbospark", version, arg_required_else_help = true, after_help = EXAMPLES)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+    /// Show what is done and how long it takes, on stderr; -vv shows more
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub verbose: u8,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  turbospark read receipt.png
+  turbospark read --json scans/*.png > pages.jsonl
+  turbospark run --image photo.jpg \"What is on the table?\" --model Qwen3-VL-2B-Instruct
+  turbospark chat --model Qwen3.5-0.8B
+  turbospark inspect Qwen3-VL-2B-Instruct
+
+Results go to stdout, everything else to stderr. Exit codes: 0 all done (also when the reader
+of a pipe stops reading), 1 some part failed or was cut short, 2 wrong usage, 130 interrupted.";
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Read the text on images
+    Read(read::ReadArgs),
+    /// Answer one prompt, about images or not
+    Run(run::RunArgs),
+    /// Talk, showing images by path or by dragging them here
+    Chat(chat::ChatArgs),
+    /// Show what a model is made of and what this build can do with it
+    Inspect(inspect::InspectArgs),
+    /// Show what the model will see of images: sizes, patches, tokens
+    Preprocess(preprocess::PreprocessArgs),
+    /// Write the named tensors of every stage, to hold against a reference
+    Trace(trace::TraceArgs),
+}
+
+/// Which model.
+#[derive(Args)]
+pub struct ModelArgs {
+    /// Folder of a checkpoint; without it the small embedded model that reads printed English
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub load: LoadArgs,
+}
+
+impl ModelArgs {
+    /// The model's path, if one was named.
+    pub fn path(&self) -> Option<&Path> {
+        self.model.as_deref()
+    }
+}
+
+/// How the model is loaded.
+#[derive(Args)]
+#[command(next_help_heading = "Machine and images")]
+pub struct LoadArgs {
+    /// What runs the model: auto or cpu
+    #[arg(long, default_value = "auto", value_parser = str::parse::<DeviceChoice>)]
+    device: DeviceChoice,
+    /// Worker threads [default: the machine's cores]
+    #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 1..=1024))]
+    threads: Option<usize>,
+    /// Tokens that prompt and answer may have together [default: the model's, at most 16384]
+    #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 2..=MOST))]
+    context: Option<usize>,
+    /// f32 rounds nothing and is slower; auto takes 16 bits where that is faster
+    #[arg(long, value_name = "f32|auto", value_parser = precision)]
+    precision: Option<Precision>,
+    /// Enlarge images below this many pixels [default: the model's]
+    #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 1..=MOST))]
+    min_pixels: Option<usize>,
+    /// Shrink images above this many pixels [default: the model's]
+    #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 1..=MOST))]
+    max_pixels: Option<usize>,
+    /// Refuse image files that claim more pixels than this
+    #[arg(long, value_name = "N", default_value_t = LoadOptions::default().max_image_pixels as usize,
+          value_parser = |s: &str| count(s, 1..=MOST))]
+    max_image_pixels: usize,
+}
+
+impl LoadArgs {
+    /// For a program that answers one request at a time.
+    pub fn options(&self) -> LoadOptions {
+        LoadOptions {
+            device: self.device,
+            threads: self.threads,
+            precision: self.precision.unwrap_or_default(),
+            context: self.context,
+            sequences: 1,
+            min_pixels: self.min_pixels,
+            max_pixels: self.max_pixels,
+            max_image_pixels: self.max_image_pixels as u64,
+        }
+    }
+
+    /// For a look at the model that runs nothing: no room for a cache.
+    pub fn options_to_look(&self) -> LoadOptions {
+        LoadOptions { context: Some(1), ..self.options() }
+    }
+
+    /// For a trace, which is compared with a reference: exact unless asked otherwise.
+    pub fn options_to_trace(&self) -> LoadOptions {
+        LoadOptions { precision: self.precision.unwrap_or(Precision::F32), ..self.options() }
+    }
+}
+
+/// How the answer is made.
+#[derive(Args, Default)]
+#[command(next_help_heading = "Answer")]
+pub struct AnswerArgs {
+    /// Longest answer in tokens [default: the model's, else what the context holds]
+    #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 1..=MOST))]
+    pub max_tokens: Option<usize>,
+    /// 0 always takes the likeliest token; higher is more varied
+    #[arg(long, value_name = "X", value_parser = |s: &str| number(s, 0.0..=100.0))]
+    pub temperature: Option<f32>,
+    /// Sample from the likeliest tokens that make up this probability
+    #[arg(long, value_name = "P", value_parser = |s: &str| number(s, 0.0..=1.0))]
+    pub top_p: Option<f32>,
+    /// Sample from this many likeliest tokens; 0 is all
+    #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 0..=MOST))]
+    pub top_k: Option<usize>,
+    /// Drop tokens less likely than this share of the likeliest
+    #[arg(long, value_name = "P", value_parser = |s: &str| number(s, 0.0..=1.0))]
+    pub min_p: Option<f32>,
+    /// Above 1 makes tokens that occurred less likely
+    #[arg(long, value_name = "X", value_parser = |s: &str| number(s, 0.01..=100.0))]
+    pub repetition_penalty: Option<f32>,
+    /// Above 0 makes tokens of the answer less likely
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = |s: &str| number(s, -100.0..=100.0))]
+    pub presence_penalty: Option<f32>,
+    /// As --presence-penalty, once for each time a token occurred
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = |s: &str| number(s, -100.0..=100.0))]
+    pub frequency_penalty: Option<f32>,
+    /// Makes sampling repeatable
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// End the answer before this text; may be given several times
+    #[arg(long, value_name = "TEXT", value_parser = non_empty)]
+    pub stop: Vec<String>,
+}
+
+impl AnswerArgs {
+    /// These flags over `base`, the command's or the checkpoint's own way.
+    ///
+    /// # Errors
+    /// Settings that could have no effect: the user expects one.
+    pub fn options(&self, base: Sampling, cancel: Cancel) -> anyhow::Result<GenerateOptions> {
+        let sampling = Sampling {
+            temperature: self.temperature.unwrap_or(base.temperature),
+            top_k: self.top_k.map_or(base.top_k, |k| k as u32),
+            top_p: self.top_p.unwrap_or(base.top_p),
+            min_p: self.min_p.unwrap_or(base.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(base.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(base.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(base.frequency_penalty),
+            seed: self.seed.or(base.seed),
+        };
+        let narrows = [self.top_p.is_some(), self.top_k.is_some(), self.min_p.is_some()];
+        if sampling.temperature == 0.0 && self.temperature.is_none() && narrows.contains(&true) {
+            let problem = "top-p, top-k and min-p do nothing at temperature 0, which holds here; add --temperature";
+            return Err(Usage(problem.into()).into());
+        }
+        sampling.check().map_err(Usage)?;
+        let max_tokens = self.max_tokens;
+        Ok(GenerateOptions { sampling: Some(sampling), max_tokens, stop: self.stop.clone(), ignore_eos: false, cancel })
+    }
+
+    /// These flags where they are given, `other`'s elsewhere.
+    pub fn over(&self, other: AnswerArgs) -> AnswerArgs {
+        AnswerArgs {
+            max_tokens: self.max_tokens.or(other.max_tokens),
+            temperature: self.temperature.or(other.temperature),
+            top_p: self.top_p.or(other.top_p),
+            top_k: self.top_k.or(other.top_k),
+            min_p: self.min_p.or(other.min_p),
+            repetition_penalty: self.repetition_penalty.or(other.repetition_penalty),
+            presence_penalty: self.presence_penalty.or(other.presence_penalty),
+            frequency_penalty: self.frequency_penalty.or(other.frequency_penalty),
+            seed: self.seed.or(other.seed),
+            stop: if self.stop.is_empty() { other.stop } else { self.stop.clone() },
+        }
+    }
+}
+
+/// The most that a number of tokens or pixels can be: far above use, and no product of two overflows.
+const MOST: usize = 1 << 31;
+
+fn count(text: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
+    let (low, high) = (range.start(), range.end());
+    let wanted = || format!("expected a whole number from {low} to {high}");
+    text.parse().ok().filter(|n| range.contains(n)).ok_or_else(wanted)
+}
+
+fn number(text: &str, range: RangeInclusive<f32>) -> Result<f32, String> {
+    let (low, high) = (range.start(), range.end());
+    let wanted = || format!("expected a number from {low} to {high}");
+    text.parse().ok().filter(|n| range.contains(n)).ok_or_else(wanted)
+}
+
+fn precision(text: &str) -> Result<Precision, String> {
+    match text {
+        "f32" => Ok(Precision::F32),
+        "auto" => Ok(Precision::Auto),
+        _ => Err("expected f32 or auto".into()),
+    }
+}
+
+fn non_empty(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("an empty stop text would match everywhere".into()) } else { Ok(text.to_owned()) }
+}

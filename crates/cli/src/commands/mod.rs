@@ -1,0 +1,9 @@
+//! One file a command.
+
+pub mod chat;
+mod dropped;
+pub mod inspect;
+pub mod preprocess;
+pub mod read;
+pub mod run;
+pub mod trace;
