@@ -18,6 +18,19 @@ pub struct RawTensor {
     pub bytes: Vec<u8>,
 }
 
+impl RawTensor {
+    /// Stored as f32.
+    pub fn f32(dims: &[usize], values: &[f32]) -> Self {
+        RawTensor { dtype: Dtype::F32, dims: dims.to_vec(), bytes: bytemuck::cast_slice(values).to_vec() }
+    }
+
+    /// Stored as bf16, rounded to nearest even.
+    pub fn bf16(dims: &[usize], values: &[f32]) -> Self {
+        let bytes = values.iter().flat_map(|&v| half::bf16::from_f32(v).to_le_bytes()).collect();
+        RawTensor { dtype: Dtype::BF16, dims: dims.to_vec(), bytes }
+    }
+}
+
 /// The tensors of all `.safetensors` files of a folder, or of one file.
 ///
 /// # Errors

@@ -9,12 +9,14 @@
 mod checkpoint;
 mod golden;
 mod tensors;
+mod tiny;
 
 use std::path::PathBuf;
 
 pub use checkpoint::{RawTensor, pack, read_raw};
 pub use golden::{Class, Compared, Failure, Index};
 pub use tensors::{FileError, Tensor, Tensors, Values, read, write};
+pub use tiny::{ExpertLayout, random_checkpoint};
 
 /// The repository's `assets` folder.
 pub fn assets() -> PathBuf {

@@ -127,6 +127,7 @@ mod reference {
 
 #[cfg(feature = "device-cpu")]
 mod cpu {
+    use turbospark::trace::trace_fixtures;
     use turbospark_device::Precision;
     use turbospark_device_cpu::{CpuDevice, CpuOptions, Isa};
 
@@ -138,6 +139,19 @@ mod cpu {
             let options = CpuOptions { threads: Some(2), precision: Precision::F32, isa: Some(isa) };
             folder_meets_its_goldens(&CpuDevice::new(options).unwrap(), folder);
         }
+    }
+
+    #[test]
+    fn a_whole_trace_reruns_all_but_the_inputs() {
+        let out = tempfile::tempdir().unwrap();
+        let options = CpuOptions { threads: Some(2), precision: Precision::F32, isa: None };
+        let device = CpuDevice::new(options).unwrap();
+        let report = trace_fixtures(&fixtures(), out.path(), &device, &mut |_| {}).unwrap();
+        assert!(report.left_out.iter().all(|(path, _)| path.starts_with("prompts/")), "{:?}", report.left_out);
+        let index = Index::load(&fixtures()).unwrap();
+        let written = |file: &&str| report.files.iter().any(|f| f == file);
+        let missed: Vec<&str> = index.files().filter(|f| !f.starts_with("prompts/")).filter(|f| !written(f)).collect();
+        assert!(missed.is_empty(), "{missed:?}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use turbospark_device::{Activation, Buffer, Device, DeviceError, Pass, Span};
 use turbospark_models::config::{Config, VisionConfig};
 use turbospark_models::probe::patch_positions;
 use turbospark_models::rope::{TextRope, VisionRope};
-use turbospark_tensor::DType;
+use turbospark_tensor::{DType, Shape};
 
 use super::file::{Golden, Tensors};
 use super::{Case, Made, TraceError};
@@ -113,17 +113,17 @@ fn delta_rule(case: &Case<'_>, golden: &Golden<'_>) -> Result<Tensors, TraceErro
     let mut inputs = Vec::new();
     for name in INPUTS {
         out.copy(&golden.tensors, name);
-        inputs.push((upload(device, golden.f32s(name)?).map_err(&failed)?, golden.dims(name)?));
+        let shape = Shape::try_new(golden.dims(name)?).map_err(TraceError::of(case.path))?;
+        inputs.push((upload(device, golden.f32s(name)?).map_err(&failed)?, shape));
     }
     let [q, k, v, g, beta] = [0, 1, 2, 3, 4].map(|i| {
-        let (buffer, dims) = &inputs[i];
-        buffer.view(0, DType::F32, turbospark_tensor::Shape::new(dims))
+        let (buffer, shape) = &inputs[i];
+        buffer.view(0, DType::F32, *shape)
     });
-    let (buffer, state_dims) = &inputs[5];
-    let mut slots = vec![1];
-    slots.extend_from_slice(state_dims);
-    let state = buffer.view(0, DType::F32, turbospark_tensor::Shape::new(&slots));
-    let rows = v.dim(0);
+    let (&[rows, ..], &[heads, key, value]) = (v.dims(), inputs[5].1.dims()) else {
+        return Err(case.broken("v or initial_state lacks a side"));
+    };
+    let state = inputs[5].0.view(0, DType::F32, [1, heads, key, value]);
     let result = upload(device, &vec![0.0; v.shape().elements()]).map_err(&failed)?;
     let view = result.view(0, DType::F32, v.shape());
     // In the middle of a sequence, since there is a state already, and at a border of chunks.
@@ -133,7 +133,7 @@ fn delta_rule(case: &Case<'_>, golden: &Golden<'_>) -> Result<Tensors, TraceErro
     pass.delta_scan(DeltaScan { q, k, v, g, beta, state, spans: &spans, out: view });
     pass.submit().map_err(&failed)?;
     out.f32("out", v.dims(), device.read_f32(view).map_err(&failed)?);
-    out.f32("final_state", state_dims, device.read_f32(state).map_err(&failed)?);
+    out.f32("final_state", &[heads, key, value], device.read_f32(state).map_err(&failed)?);
     Ok(out)
 }
 

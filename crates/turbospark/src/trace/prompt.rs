@@ -50,7 +50,8 @@ impl Prompt {
             ))
         };
         let broken = || files.broken(PATH, format!("prompt {name:?} is missing or incomplete"));
-        let (ids, modalities, images, videos) = parts().filter(|p| p.0.len() == p.1.len()).ok_or_else(broken)?;
+        let (ids, modalities, images, videos) =
+            parts().filter(|p| !p.0.is_empty() && p.0.len() == p.1.len()).ok_or_else(broken)?;
         let positions = rope_index(&modalities, &images, &videos, merge).map_err(TraceError::of(name))?;
         let mut sources = [slots(&images, 0, merge), slots(&videos, images.len(), merge)].map(Vec::into_iter);
         let rows = ids.iter().zip(&modalities).zip(&positions.thw).map(|((&id, modality), &position)| {
