@@ -29,6 +29,7 @@ fn whole(model_type: &str, text: Value, deepstack: &[usize], tied: bool) -> Valu
     })
 }
 
+#[cfg(feature = "device-cpu")]
 fn qwen3_vl() -> Value {
     let rope = json!({"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 2, 2]});
     let text = json!({
