@@ -120,8 +120,8 @@ impl LoadArgs {
 }
 
 /// How the answer is made.
-#[derive(Args, Default)]
-#[command(next_help_heading = "Answer")]
+#[derive(Args)]
+#[command(next_help_heading = "Answer", allow_negative_numbers = true)]
 pub struct AnswerArgs {
     /// Longest answer in tokens [default: the model's, else what the context holds]
     #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 1..=MOST))]
@@ -142,10 +142,10 @@ pub struct AnswerArgs {
     #[arg(long, value_name = "X", value_parser = |s: &str| number(s, 0.01..=100.0))]
     pub repetition_penalty: Option<f32>,
     /// Above 0 makes tokens of the answer less likely
-    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = |s: &str| number(s, -100.0..=100.0))]
+    #[arg(long, value_name = "X", value_parser = |s: &str| number(s, -100.0..=100.0))]
     pub presence_penalty: Option<f32>,
     /// As --presence-penalty, once for each time a token occurred
-    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = |s: &str| number(s, -100.0..=100.0))]
+    #[arg(long, value_name = "X", value_parser = |s: &str| number(s, -100.0..=100.0))]
     pub frequency_penalty: Option<f32>,
     /// Makes sampling repeatable
     #[arg(long, value_name = "N")]
@@ -156,45 +156,34 @@ pub struct AnswerArgs {
 }
 
 impl AnswerArgs {
-    /// These flags over `base`, the command's or the checkpoint's own way.
-    ///
-    /// # Errors
-    /// Settings that could have no effect: the user expects one.
-    pub fn options(&self, base: Sampling, cancel: Cancel) -> anyhow::Result<GenerateOptions> {
-        let sampling = Sampling {
+    /// `base`, the command's or the checkpoint's own way, with these settings in place of its own.
+    pub fn sampling(&self, base: Sampling) -> Sampling {
+        Sampling {
             temperature: self.temperature.unwrap_or(base.temperature),
-            top_k: self.top_k.map_or(base.top_k, |k| k as u32),
+            top_k: self.top_k.map_or(base.top_k, |k| u32::try_from(k).unwrap_or(u32::MAX)),
             top_p: self.top_p.unwrap_or(base.top_p),
             min_p: self.min_p.unwrap_or(base.min_p),
             repetition_penalty: self.repetition_penalty.unwrap_or(base.repetition_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(base.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(base.frequency_penalty),
             seed: self.seed.or(base.seed),
-        };
-        let narrows = [self.top_p.is_some(), self.top_k.is_some(), self.min_p.is_some()];
-        if sampling.temperature == 0.0 && self.temperature.is_none() && narrows.contains(&true) {
+        }
+    }
+
+    /// These flags over `base`.
+    ///
+    /// # Errors
+    /// Flags that could have no effect: the user expects one.
+    pub fn options(&self, base: Sampling, cancel: Cancel) -> anyhow::Result<GenerateOptions> {
+        let sampling = self.sampling(base);
+        let narrows = self.top_p.is_some() || self.top_k.is_some() || self.min_p.is_some();
+        if sampling.temperature == 0.0 && self.temperature.is_none() && narrows {
             let problem = "top-p, top-k and min-p do nothing at temperature 0, which holds here; add --temperature";
             return Err(Usage(problem.into()).into());
         }
         sampling.check().map_err(Usage)?;
         let max_tokens = self.max_tokens;
         Ok(GenerateOptions { sampling: Some(sampling), max_tokens, stop: self.stop.clone(), ignore_eos: false, cancel })
-    }
-
-    /// These flags where they are given, `other`'s elsewhere.
-    pub fn over(&self, other: AnswerArgs) -> AnswerArgs {
-        AnswerArgs {
-            max_tokens: self.max_tokens.or(other.max_tokens),
-            temperature: self.temperature.or(other.temperature),
-            top_p: self.top_p.or(other.top_p),
-            top_k: self.top_k.or(other.top_k),
-            min_p: self.min_p.or(other.min_p),
-            repetition_penalty: self.repetition_penalty.or(other.repetition_penalty),
-            presence_penalty: self.presence_penalty.or(other.presence_penalty),
-            frequency_penalty: self.frequency_penalty.or(other.frequency_penalty),
-            seed: self.seed.or(other.seed),
-            stop: if self.stop.is_empty() { other.stop } else { self.stop.clone() },
-        }
     }
 }
 

@@ -37,11 +37,9 @@ impl Interrupt {
         interrupt
     }
 
-    /// Announces work: until [`Interrupt::end`], the first Ctrl-C sets the switch returned.
-    pub fn begin(&self) -> Cancel {
-        let cancel = Cancel::new();
-        *self.lock() = Some(cancel.clone());
-        cancel
+    /// Announces work: until [`Interrupt::end`], the first Ctrl-C sets `cancel`.
+    pub fn begin(&self, cancel: Cancel) {
+        *self.lock() = Some(cancel);
     }
 
     /// The work is over.

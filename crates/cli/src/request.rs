@@ -14,7 +14,7 @@ use crate::input;
 pub struct Request {
     pub messages: Vec<Message>,
     pub options: ChatOptions,
-    /// What it says about the answer; flags go before it.
+    /// What it says about the answer.
     pub answer: AnswerArgs,
     /// Keys that have no effect here.
     pub unused: Vec<String>,

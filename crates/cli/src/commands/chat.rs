@@ -217,8 +217,10 @@ impl Chat<'_> {
         let system = self.system.iter().map(|text| Message::new(Role::System, text.as_str()));
         let messages: Vec<Message> = system.chain(self.history.iter().cloned()).collect();
         let prompt = self.model.prompt_with_pictures(&messages, self.pictures.clone(), &ChatOptions::default())?;
-        let options = self.args.answer.options(self.model.sampling(), self.interrupt.begin())?;
+        let cancel = turbospark::Cancel::new();
+        let options = self.args.answer.options(self.model.sampling(), cancel.clone())?;
         let progress = Progress::new(self.verbose, true);
+        self.interrupt.begin(cancel);
         let answer = answer::stream_to_stdout(&mut self.session, &prompt, &options, &progress);
         self.interrupt.end();
         answer

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use turbospark::{Answer, FinishReason, GenerateOptions, Model, Prompt, Sampling, Session};
+use turbospark::{Answer, Cancel, FinishReason, GenerateOptions, Model, Prompt, Sampling, Session};
 
 use crate::args::{AnswerArgs, ModelArgs};
 use crate::interrupt::Interrupt;
-use crate::outcome::{Outcome, Usage};
+use crate::outcome::{Closed, Outcome, Usage};
 use crate::progress::Progress;
 use crate::{answer, console, input, model};
 
@@ -50,6 +50,8 @@ struct Reader<'a> {
     options: GenerateOptions,
     progress: Progress,
     verbose: bool,
+    /// Whether a page stands on stdout already.
+    printed: bool,
 }
 
 /// A page that was read, as far as it went.
@@ -65,11 +67,11 @@ pub fn run(args: &ReadArgs, verbose: bool) -> anyhow::Result<Outcome> {
     let interrupt = Interrupt::listen();
     let progress = Progress::new(verbose, !args.json);
     // Greedy whatever the checkpoint says: this is transcription.
-    let options = args.answer.options(Sampling::default(), turbospark::Cancel::new())?;
+    let options = args.answer.options(Sampling::default(), Cancel::new())?;
     progress.says("loading the model");
     let model = model::open(args.model.path(), &args.model.load.options())?;
-    let options = GenerateOptions { cancel: interrupt.begin(), ..options };
-    let mut reader = Reader { args, session: model.session(), model, options, progress, verbose };
+    interrupt.begin(options.cancel.clone());
+    let mut reader = Reader { args, session: model.session(), model, options, progress, verbose, printed: false };
     let mut failed = false;
     for number in 0..args.files.len() {
         if reader.options.cancel.is_cancelled() {
@@ -97,7 +99,7 @@ impl Reader<'_> {
         self.progress.about(if of > 1 { format!("{}/{of} {name}", number + 1) } else { name.clone() });
         let page = match self.read(number, &name) {
             Ok(page) => page,
-            Err(error) if error.is::<crate::outcome::Closed>() => return Err(error),
+            Err(error) if error.is::<Closed>() => return Err(error),
             Err(error) => {
                 self.progress.hide();
                 console::error(format_args!("{name}: {error:#}"));
@@ -130,7 +132,7 @@ impl Reader<'_> {
         } else {
             if self.args.files.len() > 1 {
                 self.progress.hide();
-                let gap = if number > 0 { "\n" } else { "" };
+                let gap = if std::mem::replace(&mut self.printed, true) { "\n" } else { "" };
                 console::print(&format!("{gap}==> {name} <==\n"))?;
                 self.progress.again();
             }

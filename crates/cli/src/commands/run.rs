@@ -5,11 +5,12 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use turbospark::{FinishReason, Model, Prompt};
+use serde_json::json;
+use turbospark::{Cancel, FinishReason, Model, Prompt};
 
 use crate::args::{AnswerArgs, ModelArgs};
 use crate::interrupt::Interrupt;
-use crate::outcome::{Outcome, Usage};
+use crate::outcome::{Closed, Outcome, Usage};
 use crate::progress::Progress;
 use crate::request::Request;
 use crate::{answer, console, input, model};
@@ -50,25 +51,40 @@ folder), file: URLs and data: URIs; nothing is fetched. Flags go before a reques
 those before the checkpoint's.";
 
 pub fn run(args: &RunArgs, verbose: bool) -> anyhow::Result<Outcome> {
+    let done = answer(args, verbose);
+    if let (true, Err(error)) = (args.json, &done)
+        && !error.is::<Closed>()
+    {
+        console::print_json(&json!({"error": format!("{error:#}")}))?;
+    }
+    done
+}
+
+fn answer(args: &RunArgs, verbose: bool) -> anyhow::Result<Outcome> {
     let interrupt = Interrupt::listen();
     let request = args.messages.as_deref().map(Request::read).transpose()?;
     let text = if request.is_some() { String::new() } else { prompt_text(args)? };
     let progress = Progress::new(verbose, !args.json);
     progress.says("loading the model");
     let model = model::open(args.model.path(), &args.model.load.options())?;
-    let (prompt, flags) = match request {
+    let cancel = Cancel::new();
+    interrupt.begin(cancel.clone());
+    let (prompt, options) = match &request {
+        None => (prompt(args, &model, &text)?, args.answer.options(model.sampling(), cancel)?),
         Some(request) => {
-            for key in &request.unused {
-                console::note(format_args!("the request's {key:?} is not used"));
+            let mut options = args.answer.options(request.answer.sampling(model.sampling()), cancel)?;
+            options.max_tokens = options.max_tokens.or(request.answer.max_tokens);
+            if options.stop.is_empty() {
+                options.stop = request.answer.stop.clone();
             }
-            (request.prompt(&model)?, args.answer.over(request.answer))
+            (request.prompt(&model)?, options)
         }
-        None => (prompt(args, &model, &text)?, args.answer.over(AnswerArgs::default())),
     };
-    if args.messages.is_some() {
+    if let Some(request) = &request {
+        let unused = request.unused.iter();
+        unused.for_each(|key| console::note(format_args!("the request's {key:?} is not used")));
         answer::pictures(&prompt).enumerate().for_each(|(i, p)| input::tell_notes(&format!("image {}", i + 1), p));
     }
-    let options = flags.options(model.sampling(), interrupt.begin())?;
     let mut session = model.session();
     let answer = if args.json {
         let answer = answer::stream(&mut session, &prompt, &options, &progress, &mut |_| Ok(()))?;
