@@ -5,9 +5,7 @@
 //! what the final norm sees), `mixer.N`, `mlp.N`, `final_norm` and `logits_last`.
 
 use turbospark_models::probe::{Tapped, Taps};
-use turbospark_models::{
-    Cache, CacheShape, ImageRows, ModelError, Row, Scratch, Sequence, Source, VisionInput,
-};
+use turbospark_models::{Cache, CacheShape, ImageRows, ModelError, Row, Scratch, Sequence, Source, VisionInput};
 
 use crate::sampler::argmax;
 use crate::session::rows;
@@ -107,6 +105,9 @@ impl Model {
                 ("block" | "deepstack", Some(i)) => trace.f32(format!("{}.{i}", t.name), &t.dims, t.values.clone()),
                 ("patch_embed" | "block_in" | "merged", None) => trace.f32(t.name, &t.dims, t.values.clone()),
                 _ => {}
+            }
+            if t.name == "block_in" {
+                trace.difference("pos_embed".into(), t, taps.get("patch_embed", None));
             }
         }
         Ok(rows)
