@@ -125,7 +125,7 @@ fn seconds(time: Duration) -> f64 {
 /// Tokens and times in a line.
 pub fn summary(answer: &Answer) -> String {
     let (usage, timing) = (answer.usage, answer.timing);
-    let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
+    let rate = |tokens: usize, time: Duration| if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() };
     let fresh = usage.prompt_tokens - usage.reused_tokens;
     format!(
         "prompt {} tokens ({} from the cache), images {:.2} s, prompt {:.2} s ({:.0} tokens/s), answer {} tokens in {:.2} s ({:.1} tokens/s)",

@@ -56,12 +56,12 @@ impl Progress {
 
     fn counts(&self, message: &str, done: usize, of: usize) {
         let Some(bar) = &self.bar else { return };
+        bar.set_length(of as u64);
+        bar.set_position(done as u64);
+        bar.set_message(message.to_owned());
         if !self.has_length.replace(true) {
             bar.set_style(style("{spinner} {prefix} {msg} [{bar:24}] {pos}/{len} tokens"));
         }
-        bar.set_message(message.to_owned());
-        bar.set_length(of as u64);
-        bar.set_position(done as u64);
     }
 
     /// How fast tokens come.

@@ -153,24 +153,28 @@ mod streams {
 
     #[test]
     fn an_interrupt_keeps_the_text_so_far_and_gives_130() {
-        let mut child = program()
-            .args(["read", "--json"])
-            .args(vec![example("receipt.png"); MANY])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut out = BufReader::new(child.stdout.take().unwrap());
-        let mut first = String::new();
-        out.read_line(&mut first).unwrap();
-        interrupt(&child);
-        let mut rest = String::new();
-        out.read_to_string(&mut rest).unwrap();
-        assert_eq!(child.wait().unwrap().code(), Some(130));
-        let last: serde_json::Value = serde_json::from_str(rest.lines().last().unwrap()).unwrap();
-        assert_eq!(last["finish_reason"], "cancelled");
-        assert!(RECEIPT_TEXT.starts_with(last["text"].as_str().unwrap()));
-        assert!(rest.lines().count() < MANY - 1);
+        // An interrupt that falls just between two pages leaves no page cut; it hardly falls so three times.
+        let cut = (0..3).any(|_| {
+            let mut child = program()
+                .args(["read", "--json"])
+                .args(vec![example("receipt.png"); MANY])
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            let mut out = BufReader::new(child.stdout.take().unwrap());
+            let mut first = String::new();
+            out.read_line(&mut first).unwrap();
+            interrupt(&child);
+            let mut rest = first;
+            out.read_to_string(&mut rest).unwrap();
+            assert_eq!(child.wait().unwrap().code(), Some(130));
+            assert!(rest.lines().count() < MANY);
+            let last: serde_json::Value = serde_json::from_str(rest.lines().last().unwrap()).unwrap();
+            assert!(RECEIPT_TEXT.starts_with(last["text"].as_str().unwrap()));
+            last["finish_reason"] == "cancelled"
+        });
+        assert!(cut, "no page was cut");
     }
 
     #[test]

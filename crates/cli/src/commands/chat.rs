@@ -194,7 +194,13 @@ impl Chat<'_> {
         self.history.push(Message::new(Role::User, content));
         match self.answer() {
             Ok(answer) => {
-                self.history.push(Message::new(Role::Assistant, answer.text.as_str()));
+                if answer.finish_reason == FinishReason::Cancelled && answer.text.is_empty() {
+                    // Nothing was said: as if it had not been asked, the images still to be asked about.
+                    self.history.pop();
+                    self.shown = shown;
+                } else {
+                    self.history.push(Message::new(Role::Assistant, answer.text.as_str()));
+                }
                 self.failed |= answer::tell_cut("", &self.model, &answer);
                 if answer.finish_reason == FinishReason::Cancelled && self.terminal {
                     console::aside("(stopped)\n");

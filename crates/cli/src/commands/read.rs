@@ -96,7 +96,8 @@ impl Reader<'_> {
         let (file, of) = (&self.args.files[number], self.args.files.len());
         let name = input::name(file);
         self.progress.again();
-        self.progress.about(if of > 1 { format!("{}/{of} {name}", number + 1) } else { name.clone() });
+        let short = file.file_name().map_or_else(|| name.clone(), |n| n.to_string_lossy().into_owned());
+        self.progress.about(if of > 1 { format!("{}/{of} {short}", number + 1) } else { short });
         let page = match self.read(number, &name) {
             Ok(page) => page,
             Err(error) if error.is::<Closed>() => return Err(error),
