@@ -141,6 +141,8 @@ fn mixed_bytes() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn every_cut_of_bytes_gives_the_lossy_text(bytes in mixed_bytes(), cuts in any::<u64>()) {
         let mut stream = Utf8Stream::default();

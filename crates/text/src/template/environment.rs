@@ -1,4 +1,8 @@
 //! The template engine, set up as the reference sets up Jinja.
+//!
+//! A render's budget bounds loops, recursion and text. What it does not bound is the engine's own
+//! walk over a list that holds one list many times over, in `~`, `==` and filters such as `join`: a
+//! template written to do that can keep a thread busy. Users' data cannot: JSON shares nothing.
 
 use std::time::SystemTime;
 
@@ -25,13 +29,16 @@ pub(super) fn environment(name: &'static str, source: String) -> Result<Environm
         .map_err(|error| TextError::Template(error.to_string()))?;
     env.set_syntax(syntax);
     env.set_auto_escape_callback(|_| AutoEscape::None);
-    env.set_formatter(|out: &mut Output, _: &mut State, value: &Value| Ok(out.write_str(&python::str_of(value)?)?));
+    env.set_formatter(|out: &mut Output, state: &mut State, value: &Value| match value.as_str() {
+        Some(text) => Ok(out.write_str(text)?),
+        None => Ok(out.write_str(&python::str_of(state, value)?)?),
+    });
     env.set_unknown_method_callback(method);
     env.add_filter("tojson", json::tojson);
-    env.add_filter("string", |value: &Value| python::str_of(value));
+    env.add_filter("string", |state: &State, value: &Value| python::str_of(state, value));
     env.add_filter("trim", |text: &str, chars: Option<&str>| strip(text, chars, true, true).to_owned());
-    env.add_function("raise_exception", |message: &Value| -> std::result::Result<Value, Error> {
-        let message = python::str_of(message)?;
+    env.add_function("raise_exception", |state: &State, message: &Value| -> std::result::Result<Value, Error> {
+        let message = python::str_of(state, message)?;
         Err(Error::new(ErrorKind::InvalidOperation, "raised by the template").with_source(Raised(message)))
     });
     env.add_function("strftime_now", |state: &State, format: &str| {
@@ -70,7 +77,22 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> std::
         let (chars,): (Option<&str>,) = minijinja::value::from_args(args)?;
         return Ok(Value::from(strip(text, chars, start, end)));
     }
+    if matches!(name, "format" | "join") {
+        // The engine pads and prints without asking what it costs: `'{:>999999999}'` is a gigabyte,
+        // and so is a list that holds one list many times over.
+        state.consume_fuel(widths(value.as_str().unwrap_or_default()) / 64)?;
+        for arg in args {
+            python::str_of(state, arg)?;
+        }
+    }
     pycompat::unknown_method_callback(state, value, name, args)
+}
+
+/// The sum of all numbers in a format string: no fewer than the characters it can pad with.
+fn widths(format: &str) -> u64 {
+    let numbers = format.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
+    let number = |digits: &str| digits.parse().unwrap_or(u64::MAX);
+    numbers.map(number).fold(0, u64::saturating_add)
 }
 
 fn strip<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bool) -> &'a str {

@@ -6,12 +6,13 @@
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind, State};
 
-use super::python::{MAX_DEPTH, number, too_deep};
+use super::python::{MAX_DEPTH, charge, number, too_deep};
 
 /// The most spaces per level, against templates that ask for a million.
 const MAX_INDENT: usize = 64;
 
-struct Style {
+struct Style<'a> {
+    state: &'a State<'a, 'a>,
     indent: Option<String>,
     item_separator: String,
     key_separator: String,
@@ -48,6 +49,7 @@ pub(super) fn tojson(state: &State, value: &Value, indent: Option<Value>, kwargs
             .map_err(|_| Error::new(ErrorKind::InvalidOperation, "separators must be two strings"))?,
     };
     let style = Style {
+        state,
         indent,
         item_separator,
         key_separator,
@@ -71,11 +73,12 @@ fn bad_indent() -> Error {
     )
 }
 
-impl Style {
+impl Style<'_> {
     fn write(&self, value: &Value, level: usize, out: &mut String) -> Result<(), Error> {
         if level >= MAX_DEPTH {
             return Err(too_deep());
         }
+        charge(self.state, value)?;
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),

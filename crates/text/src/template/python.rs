@@ -1,7 +1,7 @@
 //! Values written as Python writes them, since templates were written and models trained with it.
 
 use minijinja::value::{Value, ValueKind};
-use minijinja::{Error, ErrorKind};
+use minijinja::{Error, ErrorKind, State};
 
 /// Deepest nesting written out.
 pub(super) const MAX_DEPTH: usize = 128;
@@ -10,33 +10,35 @@ pub(super) fn too_deep() -> Error {
     Error::new(ErrorKind::InvalidOperation, format!("value nests deeper than {MAX_DEPTH} levels"))
 }
 
-/// `str(value)`.
-pub(super) fn str_of(value: &Value) -> Result<String, Error> {
+/// `str(value)`. Each item written is charged to the render: a list may hold itself many times over,
+/// so that a few bytes of template stand for gigabytes of text.
+pub(super) fn str_of(state: &State, value: &Value) -> Result<String, Error> {
     match value.kind() {
         ValueKind::String => Ok(value.as_str().unwrap_or_default().to_owned()),
         _ => {
             let mut out = String::new();
-            repr(value, MAX_DEPTH, &mut out)?;
+            repr(state, value, MAX_DEPTH, &mut out)?;
             Ok(out)
         }
     }
 }
 
-fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+fn repr(state: &State, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
     let next = depth.checked_sub(1).ok_or_else(too_deep)?;
+    charge(state, value)?;
     match value.kind() {
         ValueKind::Undefined => {}
         ValueKind::None => out.push_str("None"),
         ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
         ValueKind::Number => out.push_str(&number(value)?),
         ValueKind::String => repr_str(value.as_str().unwrap_or_default(), out),
-        ValueKind::Seq => {
+        ValueKind::Seq | ValueKind::Iterable => {
             out.push('[');
             for (index, item) in value.try_iter()?.checked().enumerate() {
                 if index > 0 {
                     out.push_str(", ");
                 }
-                repr(&item?, next, out)?;
+                repr(state, &item?, next, out)?;
             }
             out.push(']');
         }
@@ -47,15 +49,21 @@ fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
                 if index > 0 {
                     out.push_str(", ");
                 }
-                repr(&key, next, out)?;
+                repr(state, &key, next, out)?;
                 out.push_str(": ");
-                repr(&value.get_item(&key)?, next, out)?;
+                repr(state, &value.get_item(&key)?, next, out)?;
             }
             out.push('}');
         }
         _ => out.push_str(&value.to_string()),
     }
     Ok(())
+}
+
+/// One step for an item, and one for every 64 bytes of a string.
+pub(super) fn charge(state: &State, value: &Value) -> Result<(), Error> {
+    let bytes = value.as_str().map_or(0, str::len);
+    state.consume_fuel(1 + bytes as u64 / 64)
 }
 
 fn repr_str(text: &str, out: &mut String) {
@@ -137,7 +145,7 @@ mod tests {
     fn values_are_written_as_python_writes_them() {
         let json = serde_json::json!([true, null, 1, 2.5, "it's", {"a": "b\n"}]);
         let value = Value::from(minijinja::value::Serde(&json));
-        let text = str_of(&value).unwrap();
+        let text = str_of(&minijinja::Environment::new().empty_state(), &value).unwrap();
         assert_eq!(text, r#"[True, None, 1, 2.5, "it's", {'a': 'b\n'}]"#);
     }
 }
