@@ -1,6 +1,6 @@
 //! Working memory that outlives a region, so that none is allocated inside one.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 
 use crate::memory::Owned;
 
@@ -33,15 +33,34 @@ impl Scratch {
 }
 
 thread_local! {
-    static LOCAL: RefCell<Scratch> = const { RefCell::new(Scratch::new()) };
+    static LOCAL: Cell<Scratch> = const { Cell::new(Scratch::new()) };
 }
 
-/// Runs `f` with `len` elements of this thread's scratch.
+/// This thread's scratch, put back when dropped.
 ///
-/// # Panics
-/// When called within itself.
-pub(crate) fn with_local<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
-    LOCAL.with(|s| f(s.borrow_mut().get(len)))
+/// A value and not a function that takes a closure: the body of a closure is compiled without the vector
+/// instructions of the task that it is written in.
+pub(crate) struct Local {
+    scratch: Scratch,
+    len: usize,
+}
+
+/// `len` elements of this thread's scratch.
+pub(crate) fn local(len: usize) -> Local {
+    Local { scratch: LOCAL.replace(Scratch::new()), len }
+}
+
+impl Local {
+    /// All of them.
+    pub(crate) fn all(&mut self) -> &mut [f32] {
+        self.scratch.get(self.len)
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        LOCAL.set(std::mem::replace(&mut self.scratch, Scratch::new()));
+    }
 }
 
 /// Cuts `len` elements off the front, rounded up so that the next piece stays aligned.

@@ -9,7 +9,7 @@ use turbospark_device::{Buffer, Device, DeviceError, Pass, Snapshot};
 use turbospark_tensor::DType;
 
 fn cases() -> ProptestConfig {
-    ProptestConfig { cases: 20, failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() }
 }
 
 fn submit<'a>(device: &'a dyn Device, record: impl FnOnce(&mut Pass<'a>)) {
@@ -66,7 +66,7 @@ proptest! {
     #[test]
     fn experts_agree(
         rows in 1usize..30, hidden in 1usize..90, width in 1usize..50, experts in 1usize..9, k in 1usize..5,
-        prompt in 0usize..30, dtype in 0usize..3, in_out in any::<bool>(), residual in 0usize..3, seed in any::<u64>(),
+        prompt in 0usize..30, dtype in 0usize..3, in_out in any::<bool>(), residual in 0usize..3, seed in 0u64..1 << 32,
     ) {
         check(sum_of(hidden) * 8.0 * (hidden as f32).sqrt(), |d| {
             let (k, t) = (k.min(experts), float(dtype));
@@ -106,14 +106,14 @@ proptest! {
 
     #[test]
     fn attention_agrees(
-        lengths in prop::collection::vec(0usize..150, 1..4), heads in 1usize..4, n in 1usize..90, seed in any::<u64>(),
+        lengths in prop::collection::vec(0usize..150, 1..4), heads in 1usize..4, n in 1usize..90, seed in 0u64..1 << 32,
     ) {
         check(1e-5, |d| {
             let mut cu_seqlens = vec![0];
             lengths.iter().for_each(|l| cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + l));
             let rows = cu_seqlens[cu_seqlens.len() - 1];
             // Fused q, k, v rows, so that the views are strided.
-            let qkv: Vec<f32> = random(seed, rows * 3 * heads * n).iter().map(|x| 3.0 * x).collect();
+            let qkv: Vec<f32> = random(seed, (rows + 1) * 3 * heads * n).iter().map(|x| 3.0 * x).collect();
             let qkv = put_f32(d, &qkv);
             let out = put_f32(d, &vec![0.0; rows * heads * n]);
             let fused = qkv.view(0, DType::F32, [rows, 3 * heads * n]);
@@ -133,7 +133,7 @@ proptest! {
     #[test]
     fn the_paged_cache_agrees(
         lengths in prop::collection::vec((0usize..330, 1usize..70, any::<bool>()), 1..4), kv_heads in 1usize..3,
-        group in 1usize..6, n in 1usize..70, page_len in 1usize..40, dtype in 0usize..3, seed in any::<u64>(),
+        group in 1usize..6, n in 1usize..70, page_len in 1usize..40, dtype in 0usize..3, seed in 0u64..1 << 32,
     ) {
         check(1e-5, |d| {
             let t = float(dtype);
@@ -186,7 +186,7 @@ proptest! {
     #[test]
     fn the_convolution_agrees(
         lengths in prop::collection::vec((1usize..20, any::<bool>(), 1usize..20), 1..4), channels in 1usize..150,
-        kernel in 1usize..6, dtype in 0usize..3, seed in any::<u64>(),
+        kernel in 1usize..6, dtype in 0usize..3, seed in 0u64..1 << 32,
     ) {
         check(1e-6, |d| {
             let slots = 2 * lengths.len();
@@ -217,7 +217,7 @@ proptest! {
     fn the_delta_rule_agrees(
         lengths in prop::collection::vec((1usize..150, 0usize..100, any::<bool>(), 1usize..150), 1..3),
         key_heads in 1usize..3, group in 1usize..3, kn in 1usize..40, vn in 1usize..140, decay in 0.0f32..8.0,
-        seed in any::<u64>(),
+        seed in 0u64..1 << 32,
     ) {
         check(1e-5, |d| {
             let (slots, heads) = (2 * lengths.len(), key_heads * group);

@@ -12,7 +12,7 @@ use turbospark_tensor::DType;
 use super::matrix::{pack_rows, pack_transposed, widen_row};
 use super::{Done, Engine};
 use crate::memory::Tensor;
-use crate::scratch::{cut, rounded, with_local};
+use crate::scratch::{cut, local, rounded};
 use crate::simd::stored::{Stored, with_stored};
 use crate::simd::tile::tile_blocked;
 use crate::simd::{BLOCK, Simd, Task, TileArgs, math};
@@ -161,37 +161,37 @@ impl Task for Attend<'_> {
         let width = n.next_multiple_of(S::TILE_COLS);
         let tall = count.next_multiple_of(S::TILE_ROWS);
         let sizes = [tall * n, BLOCK * n, BLOCK * width, S::TILE_ROWS * BLOCK, count * width, count, count];
-        with_local(sizes.iter().map(|&len| rounded(len)).sum(), |mut scratch| {
-            let [q, k, v, scores, out, top, total] = sizes.map(|len| cut(&mut scratch, len).as_mut_ptr());
-            let w = Work { q, k, v, scores, out, top, total, width };
-            // SAFETY: the sizes above, and what `Attend` promises.
-            unsafe {
-                std::ptr::write_bytes(out, 0, count * width);
-                std::slice::from_raw_parts_mut(top, count).fill(f32::NEG_INFINITY);
-                std::slice::from_raw_parts_mut(total, count).fill(0.0);
+        let mut local = local(sizes.iter().map(|&len| rounded(len)).sum());
+        let mut scratch = local.all();
+        let [q, k, v, scores, out, top, total] = sizes.map(|len| cut(&mut scratch, len).as_mut_ptr());
+        let w = Work { q, k, v, scores, out, top, total, width };
+        // SAFETY: the sizes above, and what `Attend` promises.
+        unsafe {
+            std::ptr::write_bytes(out, 0, count * width);
+            std::slice::from_raw_parts_mut(top, count).fill(f32::NEG_INFINITY);
+            std::slice::from_raw_parts_mut(total, count).fill(0.0);
+            for first in (0..count).step_by(S::TILE_ROWS) {
+                let rows = S::TILE_ROWS.min(count - first);
+                let row = |i: usize| self.queries.at(&self.queries.q, self.range.start + first + i);
+                pack_rows::<S>(rows, n, row, q.add(first * n));
+            }
+            let seen = self.queries.visible(self.range.end - 1);
+            for start in (0..seen).step_by(BLOCK) {
+                let block = start..seen.min(start + BLOCK);
+                with_stored!(self.keys.dtype, T => self.pack::<S, T>(s, &w, block.clone(), n));
                 for first in (0..count).step_by(S::TILE_ROWS) {
-                    let rows = S::TILE_ROWS.min(count - first);
-                    let row = |i: usize| self.queries.at(&self.queries.q, self.range.start + first + i);
-                    pack_rows::<S>(rows, n, row, q.add(first * n));
-                }
-                let seen = self.queries.visible(self.range.end - 1);
-                for start in (0..seen).step_by(BLOCK) {
-                    let block = start..seen.min(start + BLOCK);
-                    with_stored!(self.keys.dtype, T => self.pack::<S, T>(s, &w, block.clone(), n));
-                    for first in (0..count).step_by(S::TILE_ROWS) {
-                        self.tile(s, &w, block.clone(), first..count.min(first + S::TILE_ROWS), n);
-                    }
-                }
-                for i in 0..count {
-                    let to = self.queries.at(&self.queries.out, self.range.start + i);
-                    let share = s.splat(1.0 / *total.add(i));
-                    for j in (0..n).step_by(S::LANES) {
-                        let v = s.mul(s.load(out.add(i * width + j)), share);
-                        s.store_some(to.add(j), v, S::LANES.min(n - j));
-                    }
+                    self.tile(s, &w, block.clone(), first..count.min(first + S::TILE_ROWS), n);
                 }
             }
-        });
+            for i in 0..count {
+                let to = self.queries.at(&self.queries.out, self.range.start + i);
+                let share = s.splat(1.0 / *total.add(i));
+                for j in (0..n).step_by(S::LANES) {
+                    let v = s.mul(s.load(out.add(i * width + j)), share);
+                    s.store_some(to.add(j), v, S::LANES.min(n - j));
+                }
+            }
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use turbospark_device::op::CausalConv;
 
 use super::{Done, Engine};
 use crate::memory::Tensor;
-use crate::scratch::{cut, rounded, with_local};
+use crate::scratch::{cut, local, rounded};
 use crate::simd::stored::{Stored, with_stored};
 use crate::simd::{Simd, Task, math};
 
@@ -47,57 +47,57 @@ impl Task for Conv<'_> {
         let kernel = self.weight.dim(1);
         let width = self.channels.len();
         let first = self.channels.start;
-        with_local(2 * rounded(kernel * CHANNELS), |mut scratch| {
-            // Both [kernel, CHANNELS], so that a tap is a run of channels.
-            let taps = cut(&mut scratch, kernel * CHANNELS);
-            let before = cut(&mut scratch, kernel * CHANNELS);
-            with_stored!(self.weight.dtype, T => {
-                for c in 0..width {
-                    for j in 0..kernel {
-                        // SAFETY: channel and tap are in the weight.
-                        taps[j * CHANNELS + c] = unsafe { T::one(self.weight.byte((first + c) * kernel + j)) };
-                    }
-                }
-            });
-            for span in self.spans {
-                let column = |c: usize, slot: usize| self.state.head(slot, first + c);
-                for c in 0..width {
-                    for j in 0..kernel {
-                        // SAFETY: the slot is in the state (checked); its channels are this part's alone.
-                        before[j * CHANNELS + c] = unsafe { *column(c, span.state).add(j) };
-                    }
-                }
-                // The channels of the column `back` places before row `row` of the span.
-                let columns = |row: usize, back: usize| match (span.first_row + row).checked_sub(back) {
-                    Some(r) if back <= row => self.x.row(r).wrapping_add(first).cast_const(),
-                    _ => before[(kernel + row - back) * CHANNELS..].as_ptr(),
-                };
-                for row in 0..span.rows {
-                    let out = self.out.row(span.first_row + row).wrapping_add(first);
-                    for c in (0..width).step_by(S::LANES) {
-                        let some = S::LANES.min(width - c);
-                        let mut acc = s.splat(0.0);
-                        for j in 0..kernel {
-                            // SAFETY: rows of the span, which the check keeps within `x`; `some` channels are left.
-                            unsafe {
-                                let x = s.load_some(columns(row, kernel - 1 - j).add(c), some);
-                                acc = s.fma(s.load_some(taps.as_ptr().add(j * CHANNELS + c), some), x, acc);
-                            }
-                        }
-                        // SAFETY: these channels of `out` are this part's alone.
-                        unsafe { s.store_some(out.add(c), math::silu(s, acc), some) };
-                    }
-                }
-                let shots = span.snapshots.iter().map(|shot| (shot.after, shot.slot));
-                for (after, slot) in shots.chain([(span.rows, span.state)]) {
-                    for c in 0..width {
-                        for j in 0..kernel {
-                            // SAFETY: as above; the last columns before row `after`, oldest first.
-                            unsafe { *column(c, slot).add(j) = *columns(after, kernel - j).add(c) };
-                        }
-                    }
+        let mut local = local(2 * rounded(kernel * CHANNELS));
+        let mut scratch = local.all();
+        // Both [kernel, CHANNELS], so that a tap is a run of channels.
+        let taps = cut(&mut scratch, kernel * CHANNELS);
+        let before = cut(&mut scratch, kernel * CHANNELS);
+        with_stored!(self.weight.dtype, T => {
+            for c in 0..width {
+                for j in 0..kernel {
+                    // SAFETY: channel and tap are in the weight.
+                    taps[j * CHANNELS + c] = unsafe { T::one(self.weight.byte((first + c) * kernel + j)) };
                 }
             }
         });
+        for span in self.spans {
+            let column = |c: usize, slot: usize| self.state.head(slot, first + c);
+            for c in 0..width {
+                for j in 0..kernel {
+                    // SAFETY: the slot is in the state (checked); its channels are this part's alone.
+                    before[j * CHANNELS + c] = unsafe { *column(c, span.state).add(j) };
+                }
+            }
+            // The channels of the column `back` places before row `row` of the span.
+            let columns = |row: usize, back: usize| match (span.first_row + row).checked_sub(back) {
+                Some(r) if back <= row => self.x.row(r).wrapping_add(first).cast_const(),
+                _ => before[(kernel + row - back) * CHANNELS..].as_ptr(),
+            };
+            for row in 0..span.rows {
+                let out = self.out.row(span.first_row + row).wrapping_add(first);
+                for c in (0..width).step_by(S::LANES) {
+                    let some = S::LANES.min(width - c);
+                    let mut acc = s.splat(0.0);
+                    for j in 0..kernel {
+                        // SAFETY: rows of the span, which the check keeps within `x`; `some` channels are left.
+                        unsafe {
+                            let x = s.load_some(columns(row, kernel - 1 - j).add(c), some);
+                            acc = s.fma(s.load_some(taps.as_ptr().add(j * CHANNELS + c), some), x, acc);
+                        }
+                    }
+                    // SAFETY: these channels of `out` are this part's alone.
+                    unsafe { s.store_some(out.add(c), math::silu(s, acc), some) };
+                }
+            }
+            let shots = span.snapshots.iter().map(|shot| (shot.after, shot.slot));
+            for (after, slot) in shots.chain([(span.rows, span.state)]) {
+                for c in 0..width {
+                    for j in 0..kernel {
+                        // SAFETY: as above; the last columns before row `after`, oldest first.
+                        unsafe { *column(c, slot).add(j) = *columns(after, kernel - j).add(c) };
+                    }
+                }
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ use turbospark_device::op::DeltaScan;
 
 use super::{Done, Engine, delta_chunk};
 use crate::memory::Tensor;
-use crate::scratch::{cut, rounded, with_local};
+use crate::scratch::{cut, local, rounded};
 use crate::simd::{Simd, Task, math};
 
 pub(super) fn delta_scan(engine: &mut Engine, op: &DeltaScan<'_>) -> Done {
@@ -102,43 +102,43 @@ unsafe fn steps<S: Simd>(s: S, scan: &Scan<'_>, head: usize, span: &Span) {
     let (kn, vn) = (scan.k.dim(2), scan.v.dim(2));
     let key_head = scan.key_head(head);
     let state = scan.state(span.state, head);
-    with_local(2 * rounded(kn), |mut scratch| {
-        let q = cut(&mut scratch, kn).as_mut_ptr();
-        let k = cut(&mut scratch, kn).as_mut_ptr();
-        for i in 0..span.rows {
-            let row = span.first_row + i;
-            // SAFETY: the caller's promise.
-            unsafe {
-                unit(s, scan.q.head(row, key_head), kn, 1.0 / (kn as f32).sqrt(), q);
-                unit(s, scan.k.head(row, key_head), kn, 1.0, k);
-                let mut decay = [0f32; 16];
-                s.store(decay.as_mut_ptr(), math::exp(s, s.splat(*scan.g.row(row).add(head))));
-                let step = Step {
-                    q,
-                    k,
-                    v: scan.v.head(row, head),
-                    decay: decay[0],
-                    beta: *scan.beta.row(row).add(head),
-                    state,
-                    out: scan.out.head(row, head),
-                    kn,
-                    vn,
-                };
-                let mut j = 0;
-                while j + 8 * S::LANES <= vn {
-                    step.columns::<S, 8>(s, j..j + 8 * S::LANES);
-                    j += 8 * S::LANES;
-                }
-                while j < vn {
-                    step.columns::<S, 1>(s, j..vn.min(j + S::LANES));
-                    j += S::LANES;
-                }
-                for shot in span.snapshots.iter().filter(|shot| shot.after == i + 1) {
-                    std::ptr::copy_nonoverlapping(state, scan.state(shot.slot, head), kn * vn);
-                }
+    let mut local = local(2 * rounded(kn));
+    let mut scratch = local.all();
+    let q = cut(&mut scratch, kn).as_mut_ptr();
+    let k = cut(&mut scratch, kn).as_mut_ptr();
+    for i in 0..span.rows {
+        let row = span.first_row + i;
+        // SAFETY: the caller's promise.
+        unsafe {
+            unit(s, scan.q.head(row, key_head), kn, 1.0 / (kn as f32).sqrt(), q);
+            unit(s, scan.k.head(row, key_head), kn, 1.0, k);
+            let mut decay = [0f32; 16];
+            s.store(decay.as_mut_ptr(), math::exp(s, s.splat(*scan.g.row(row).add(head))));
+            let step = Step {
+                q,
+                k,
+                v: scan.v.head(row, head),
+                decay: decay[0],
+                beta: *scan.beta.row(row).add(head),
+                state,
+                out: scan.out.head(row, head),
+                kn,
+                vn,
+            };
+            let mut j = 0;
+            while j + 8 * S::LANES <= vn {
+                step.columns::<S, 8>(s, j..j + 8 * S::LANES);
+                j += 8 * S::LANES;
+            }
+            while j < vn {
+                step.columns::<S, 1>(s, j..vn.min(j + S::LANES));
+                j += S::LANES;
+            }
+            for shot in span.snapshots.iter().filter(|shot| shot.after == i + 1) {
+                std::ptr::copy_nonoverlapping(state, scan.state(shot.slot, head), kn * vn);
             }
         }
-    });
+    }
 }
 
 /// One token of one head.

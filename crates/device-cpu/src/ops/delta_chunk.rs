@@ -13,7 +13,7 @@ use turbospark_device::Span;
 
 use super::delta::{Scan, unit};
 use super::matrix::{pack_rows, pack_transposed};
-use crate::scratch::{cut, rounded, with_local};
+use crate::scratch::{cut, local, rounded};
 use crate::simd::stored::F32;
 use crate::simd::tile::tile_blocked;
 use crate::simd::{BLOCK, Simd, TileArgs, math};
@@ -57,27 +57,27 @@ pub(super) unsafe fn chunks<S: Simd>(s: S, scan: &Scan<'_>, head: usize, span: &
     let [flat, tiles, square, wide] = [BLOCK * kn, tall * kn, tall * BLOCK, tall * width];
     let sizes =
         [flat, flat, tiles, tiles, flat, square, square, wide, wide, kn * width, kn * width, BLOCK * S::TILE_ROWS];
-    with_local(sizes.iter().map(|&len| rounded(len)).sum(), |mut scratch| {
-        let [k, q, k_tiles, q_tiles, k_panels, a, qk, d, out, state, copy, left] =
-            sizes.map(|len| cut(&mut scratch, len).as_mut_ptr());
-        let w = Work { k, q, k_tiles, q_tiles, k_panels, a, qk, d, out, state, copy, left, width, kn, vn };
-        let home = scan.state(span.state, head);
-        // SAFETY: the sizes above, and the caller's promise.
-        unsafe {
-            for a in 0..kn {
-                std::ptr::write_bytes(state.add(a * width), 0, width);
-                std::ptr::copy_nonoverlapping(home.add(a * vn), state.add(a * width), vn);
-            }
-            let mut done = 0;
-            while done < span.rows {
-                let index = span.start + done;
-                let len = (BLOCK - index % BLOCK).min(span.rows - done);
-                chunk(s, scan, head, span, &w, done, len);
-                done += len;
-            }
-            store_state(&w, state, home);
+    let mut local = local(sizes.iter().map(|&len| rounded(len)).sum());
+    let mut scratch = local.all();
+    let [k, q, k_tiles, q_tiles, k_panels, a, qk, d, out, state, copy, left] =
+        sizes.map(|len| cut(&mut scratch, len).as_mut_ptr());
+    let w = Work { k, q, k_tiles, q_tiles, k_panels, a, qk, d, out, state, copy, left, width, kn, vn };
+    let home = scan.state(span.state, head);
+    // SAFETY: the sizes above, and the caller's promise.
+    unsafe {
+        for a in 0..kn {
+            std::ptr::write_bytes(state.add(a * width), 0, width);
+            std::ptr::copy_nonoverlapping(home.add(a * vn), state.add(a * width), vn);
         }
-    });
+        let mut done = 0;
+        while done < span.rows {
+            let index = span.start + done;
+            let len = (BLOCK - index % BLOCK).min(span.rows - done);
+            chunk(s, scan, head, span, &w, done, len);
+            done += len;
+        }
+        store_state(&w, state, home);
+    }
 }
 
 /// Copies a state out of its panels.

@@ -8,7 +8,7 @@ use turbospark_device::op::WeightLayout;
 
 use super::finish::Linear;
 use super::{Engine, Rows, Shared};
-use crate::scratch::{cut, rounded, with_local};
+use crate::scratch::{cut, local, rounded};
 use crate::simd::stored::{Stored, Weight, with_stored};
 use crate::simd::tile::K_BLOCK;
 use crate::simd::{Simd, Task, TileArgs};
@@ -204,58 +204,58 @@ impl Task for Panels<'_> {
         let weights = 1 + gate.is_some() as usize;
         let panel = k * cols;
         let sizes = [width * weights * panel, width * weights * rows * cols, width * cols];
-        with_local(sizes.iter().map(|&len| rounded(len)).sum(), |mut scratch| {
-            let wide = cut(&mut scratch, sizes[0]).as_mut_ptr();
-            let sums = cut(&mut scratch, sizes[1]).as_mut_ptr();
-            let bias = cut(&mut scratch, sizes[2]);
-            for (i, p) in self.panels.clone().enumerate() {
-                let col = p * cols;
-                for (j, w) in sources.iter().flatten().enumerate() {
-                    // SAFETY: the weight is valid (`matrix`), the panel is this thread's.
-                    unsafe { pack_panel(s, w, col, n, k, wide.add((i * weights + j) * panel)) };
+        let mut local = local(sizes.iter().map(|&len| rounded(len)).sum());
+        let mut scratch = local.all();
+        let wide = cut(&mut scratch, sizes[0]).as_mut_ptr();
+        let sums = cut(&mut scratch, sizes[1]).as_mut_ptr();
+        let bias = cut(&mut scratch, sizes[2]);
+        for (i, p) in self.panels.clone().enumerate() {
+            let col = p * cols;
+            for (j, w) in sources.iter().flatten().enumerate() {
+                // SAFETY: the weight is valid (`matrix`), the panel is this thread's.
+                unsafe { pack_panel(s, w, col, n, k, wide.add((i * weights + j) * panel)) };
+            }
+            if let Some(b) = finish.bias {
+                // SAFETY: the bias has `n` elements.
+                unsafe { b.widen(s, col, &mut bias[i * cols..][..cols.min(n - col)]) };
+            }
+        }
+        for tile in self.tiles {
+            let height = rows.min(self.m - tile * rows);
+            let x = self.packed.at(tile * rows * k);
+            let mut p = 0;
+            // A block of `k` at a time over all panels: the row tile's block stays in the first cache.
+            loop {
+                let step = K_BLOCK.min(k - p);
+                for i in 0..width * weights {
+                    let args = TileArgs {
+                        rows: height,
+                        k: step,
+                        x: x.wrapping_add(p * rows),
+                        w: wide.wrapping_add(i * panel + p * cols),
+                        ldw: cols,
+                        c: sums.wrapping_add(i * rows * cols),
+                        ldc: cols,
+                        add: p > 0,
+                    };
+                    // SAFETY: all three lie in the scratch and the packed rows, within the sizes above.
+                    unsafe { s.tile_packed(args) };
                 }
-                if let Some(b) = finish.bias {
-                    // SAFETY: the bias has `n` elements.
-                    unsafe { b.widen(s, col, &mut bias[i * cols..][..cols.min(n - col)]) };
+                p += step;
+                if p >= k {
+                    break;
                 }
             }
-            for tile in self.tiles {
-                let height = rows.min(self.m - tile * rows);
-                let x = self.packed.at(tile * rows * k);
-                let mut p = 0;
-                // A block of `k` at a time over all panels: the row tile's block stays in the first cache.
-                loop {
-                    let step = K_BLOCK.min(k - p);
-                    for i in 0..width * weights {
-                        let args = TileArgs {
-                            rows: height,
-                            k: step,
-                            x: x.wrapping_add(p * rows),
-                            w: wide.wrapping_add(i * panel + p * cols),
-                            ldw: cols,
-                            c: sums.wrapping_add(i * rows * cols),
-                            ldc: cols,
-                            add: p > 0,
-                        };
-                        // SAFETY: all three lie in the scratch and the packed rows, within the sizes above.
-                        unsafe { s.tile_packed(args) };
-                    }
-                    p += step;
-                    if p >= k {
-                        break;
-                    }
-                }
-                for (i, panel) in self.panels.clone().enumerate() {
-                    let (col, row) = (panel * cols, self.first + tile * rows);
-                    for r in 0..height {
-                        let at = |j: usize| sums.wrapping_add(((i * weights + j) * rows + r) * cols).cast_const();
-                        let gate = gate.map(|_| at(1));
-                        let bias = &bias[i * cols..];
-                        // SAFETY: rows and columns of the layer; these outputs are this part's alone.
-                        unsafe { finish.row(s, row + r, col, cols.min(n - col), at(0), gate, bias) };
-                    }
+            for (i, panel) in self.panels.clone().enumerate() {
+                let (col, row) = (panel * cols, self.first + tile * rows);
+                for r in 0..height {
+                    let at = |j: usize| sums.wrapping_add(((i * weights + j) * rows + r) * cols).cast_const();
+                    let gate = gate.map(|_| at(1));
+                    let bias = &bias[i * cols..];
+                    // SAFETY: rows and columns of the layer; these outputs are this part's alone.
+                    unsafe { finish.row(s, row + r, col, cols.min(n - col), at(0), gate, bias) };
                 }
             }
-        });
+        }
     }
 }

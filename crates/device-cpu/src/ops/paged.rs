@@ -10,7 +10,7 @@ use super::attention::{Attend, Keys, QUERIES, Queries, weigh};
 use super::row::dot;
 use super::{Done, Engine, Shared};
 use crate::memory::{Tensor, refused};
-use crate::scratch::{cut, rounded, with_local};
+use crate::scratch::{cut, local, rounded};
 use crate::simd::stored::{Stored, with_stored};
 use crate::simd::{BLOCK, Simd, Task, math};
 
@@ -161,44 +161,44 @@ impl Decode<'_> {
                 std::ptr::write_bytes(record(h), 0, self.record);
                 *record(h) = f32::NEG_INFINITY;
             }
-            with_local(rounded(group * BLOCK), |mut scratch| {
-                let scores = cut(&mut scratch, group * BLOCK).as_mut_ptr();
-                for start in (self.piece.start..end).step_by(BLOCK) {
-                    let some = BLOCK.min(end - start);
-                    for t in 0..some {
-                        let key = self.keys.key(start + t);
-                        let mut h = 0;
-                        while h + 4 <= group {
-                            let q = [head(h), head(h + 1), head(h + 2), head(h + 3)];
-                            dot::<S, T, 4, 1>(s, n, q, [key], scores.add(h * BLOCK + t), BLOCK);
-                            h += 4;
-                        }
-                        while h < group {
-                            dot::<S, T, 1, 1>(s, n, [head(h)], [key], scores.add(h * BLOCK + t), BLOCK);
-                            h += 1;
-                        }
-                    }
-                    for h in 0..group {
-                        let (top, total) = (&mut *record(h), &mut *record(h).add(1));
-                        let factor = weigh(s, scores.add(h * BLOCK), some, self.scale, top, total);
-                        for j in (0..n).step_by(S::LANES) {
-                            let left = S::LANES.min(n - j);
-                            let old = s.load_some(value(h).add(j), left);
-                            s.store_some(value(h).add(j), s.mul(old, s.splat(factor)), left);
-                        }
-                    }
+            let mut local = local(rounded(group * BLOCK));
+            let mut scratch = local.all();
+            let scores = cut(&mut scratch, group * BLOCK).as_mut_ptr();
+            for start in (self.piece.start..end).step_by(BLOCK) {
+                let some = BLOCK.min(end - start);
+                for t in 0..some {
+                    let key = self.keys.key(start + t);
                     let mut h = 0;
                     while h + 4 <= group {
-                        let at = |i: usize| (scores.add((h + i) * BLOCK).cast_const(), value(h + i));
-                        self.values::<S, T, 4>(s, start, some, [at(0), at(1), at(2), at(3)]);
+                        let q = [head(h), head(h + 1), head(h + 2), head(h + 3)];
+                        dot::<S, T, 4, 1>(s, n, q, [key], scores.add(h * BLOCK + t), BLOCK);
                         h += 4;
                     }
                     while h < group {
-                        self.values::<S, T, 1>(s, start, some, [(scores.add(h * BLOCK).cast_const(), value(h))]);
+                        dot::<S, T, 1, 1>(s, n, [head(h)], [key], scores.add(h * BLOCK + t), BLOCK);
                         h += 1;
                     }
                 }
-            });
+                for h in 0..group {
+                    let (top, total) = (&mut *record(h), &mut *record(h).add(1));
+                    let factor = weigh(s, scores.add(h * BLOCK), some, self.scale, top, total);
+                    for j in (0..n).step_by(S::LANES) {
+                        let left = S::LANES.min(n - j);
+                        let old = s.load_some(value(h).add(j), left);
+                        s.store_some(value(h).add(j), s.mul(old, s.splat(factor)), left);
+                    }
+                }
+                let mut h = 0;
+                while h + 4 <= group {
+                    let at = |i: usize| (scores.add((h + i) * BLOCK).cast_const(), value(h + i));
+                    self.values::<S, T, 4>(s, start, some, [at(0), at(1), at(2), at(3)]);
+                    h += 4;
+                }
+                while h < group {
+                    self.values::<S, T, 1>(s, start, some, [(scores.add(h * BLOCK).cast_const(), value(h))]);
+                    h += 1;
+                }
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use turbospark_device::op::WeightLayout;
 
 use super::finish::Linear;
 use super::{Engine, Rows};
-use crate::scratch::{cut, rounded, with_local};
+use crate::scratch::{cut, local, rounded};
 use crate::simd::stored::{Stored, Weight, with_stored};
 use crate::simd::tile::K_BLOCK;
 use crate::simd::{Simd, Task};
@@ -41,30 +41,30 @@ impl Task for Blocks<'_> {
         let Linear { n, weight, gate, finish, .. } = *self.linear;
         let cols = S::TILE_COLS;
         let size = rounded(self.rows * cols);
-        with_local(2 * size + rounded(cols), |mut scratch| {
-            let sums = cut(&mut scratch, size).as_mut_ptr();
-            let gates = cut(&mut scratch, size).as_mut_ptr();
-            let bias = cut(&mut scratch, cols);
-            for block in self.blocks.clone() {
-                let col = block * cols;
-                let some = cols.min(n - col);
-                if let Some(b) = finish.bias {
-                    // SAFETY: the bias has `n` elements.
-                    unsafe { b.widen(s, col, &mut bias[..some]) };
+        let mut local = local(2 * size + rounded(cols));
+        let mut scratch = local.all();
+        let sums = cut(&mut scratch, size).as_mut_ptr();
+        let gates = cut(&mut scratch, size).as_mut_ptr();
+        let bias = cut(&mut scratch, cols);
+        for block in self.blocks.clone() {
+            let col = block * cols;
+            let some = cols.min(n - col);
+            if let Some(b) = finish.bias {
+                // SAFETY: the bias has `n` elements.
+                unsafe { b.widen(s, col, &mut bias[..some]) };
+            }
+            // SAFETY: the weights are valid (`row`), the scratch is this thread's and large enough.
+            unsafe {
+                self.products(s, &weight, col, some, sums);
+                if let Some(gate) = gate {
+                    self.products(s, &gate, col, some, gates);
                 }
-                // SAFETY: the weights are valid (`row`), the scratch is this thread's and large enough.
-                unsafe {
-                    self.products(s, &weight, col, some, sums);
-                    if let Some(gate) = gate {
-                        self.products(s, &gate, col, some, gates);
-                    }
-                    for r in 0..self.rows {
-                        let at = |p: *mut f32| p.add(r * cols).cast_const();
-                        finish.row(s, r, col, some, at(sums), gate.map(|_| at(gates)), bias);
-                    }
+                for r in 0..self.rows {
+                    let at = |p: *mut f32| p.add(r * cols).cast_const();
+                    finish.row(s, r, col, some, at(sums), gate.map(|_| at(gates)), bias);
                 }
             }
-        });
+        }
     }
 }
 

@@ -128,7 +128,7 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> Self::V {
         // SAFETY: the token, and the caller's promise; the load is unaligned.
-        unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vreinterpret_u16_u8(vld1_u8(p.cast())))) }
+        unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<16>(vmovl_u16(vreinterpret_u16_u8(vld1_u8(p.cast()))))) }
     }
 
     #[inline(always)]
@@ -167,9 +167,6 @@ impl Simd for Neon {
             self.store(out.add(3 * ld), join(vget_high_f32(lo.1), vget_high_f32(hi.1)));
         }
     }
-
-    #[inline(always)]
-    fn prefetch(self, _: *const u8) {}
 
     #[inline(always)]
     unsafe fn tile_packed(self, a: TileArgs) {
