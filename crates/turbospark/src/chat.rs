@@ -5,8 +5,8 @@ use std::path::Path;
 use base64::Engine as _;
 use serde_json::{Map, Value};
 use turbospark_text::{
-    Content, ImageSource, Message, Part, RenderOptions, Role, Segment, VideoWrap, encode_chat,
-    encode_segments, expand_media, media,
+    Content, ImageSource, Message, Part, RenderOptions, Role, Segment, VideoWrap, encode_chat, encode_segments,
+    expand_media, media,
 };
 use turbospark_vision::{Grid, Picture, rope_index};
 
@@ -143,11 +143,7 @@ impl Model {
         };
         let encoded = encode_segments(tokenizer, &segments)?;
         let visuals: Vec<Visual> = pictures.into_iter().map(Visual::from).collect();
-        let spans = encoded.spans.iter().map(|s| VisualSpan {
-            visual: s.index,
-            first_row: 0,
-            range: s.range.clone(),
-        });
+        let spans = encoded.spans.iter().map(|s| VisualSpan { visual: s.index, first_row: 0, range: s.range.clone() });
         let spans = spans.collect();
         self.prompt_from_ids(encoded.ids, visuals, spans)
     }
@@ -167,8 +163,7 @@ impl Model {
         let grids: Vec<Grid> = visuals.iter().map(|v| v.grid).collect();
         let positions = rope_index(&modalities, &grids, &[], limits.merge_size)
             .map_err(|e| Error::Unsupported(format!("positions of the prompt: {e}")))?;
-        let parts =
-            PromptParts { ids, visuals, spans, positions: positions.thw, rope_delta: positions.rope_delta };
+        let parts = PromptParts { ids, visuals, spans, positions: positions.thw, rope_delta: positions.rope_delta };
         Ok(Prompt::new(parts, &limits)?)
     }
 }

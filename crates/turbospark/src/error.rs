@@ -60,7 +60,9 @@ pub enum Error {
         advice: &'static str,
     },
     /// Other sequences hold the cache.
-    #[error("the cache has {free} of {all} pages free and this step needs {needed} more; end another session or load with more sequences")]
+    #[error(
+        "the cache has {free} of {all} pages free and this step needs {needed} more; end another session or load with more sequences"
+    )]
     CacheFull {
         /// Pages wanted.
         needed: usize,

@@ -45,15 +45,13 @@ pub use error::{Error, Result};
 pub use generate::{Answer, FinishReason, GenerateOptions, Generation, Timing, Usage};
 pub use model::Model;
 pub use options::{DeviceChoice, LoadOptions};
-pub use prompt::{
-    Pixels, Prompt, PromptError, PromptLimits, PromptParts, Visual, VisualRows, VisualSpan,
-};
+pub use prompt::{Pixels, Prompt, PromptError, PromptLimits, PromptParts, Visual, VisualRows, VisualSpan};
 pub use sampler::{Sampler, Sampling};
 pub use session::{Cancel, Prefill, Progress, Session};
 pub use trace_request::{Traced, TracedValues};
 
 pub use turbospark_device as device;
-pub use turbospark_models::{config, ModelError};
+pub use turbospark_models::{ModelError, config};
 pub use turbospark_text as text;
 pub use turbospark_vision as vision;
 pub use turbospark_weights as weights;

@@ -181,10 +181,9 @@ impl Model {
         let config = self.inner.image_config.as_ref().ok_or(turbospark_models::ModelError::NoVision)?;
         let config = match (min, max) {
             (None, None) => config.clone(),
-            _ => config
-                .clone()
-                .with_limits(min, max)
-                .map_err(|source| Error::Image { number, source: source.into() })?,
+            _ => {
+                config.clone().with_limits(min, max).map_err(|source| Error::Image { number, source: source.into() })?
+            }
         };
         turbospark_vision::preprocess(bytes, &config, &self.inner.decode_limits)
             .map_err(|source| Error::Image { number, source })
@@ -239,12 +238,7 @@ impl std::fmt::Debug for Model {
 }
 
 impl Engine {
-    fn new(
-        device: &dyn Device,
-        model: &turbospark_models::Model,
-        context: usize,
-        sequences: usize,
-    ) -> Result<Self> {
+    fn new(device: &dyn Device, model: &turbospark_models::Model, context: usize, sequences: usize) -> Result<Self> {
         let mut shape = CacheShape::for_sequences(sequences, context, device.precision());
         // A live state and a snapshot each.
         shape.states = if model.config.text.delta.is_some() { 2 * sequences } else { 0 };
@@ -297,4 +291,3 @@ fn image_config(folder: &Folder, config: &Config, options: &LoadOptions) -> Resu
     }
     Ok(image)
 }
-

@@ -161,12 +161,7 @@ impl Session {
     ///
     /// # Errors
     /// [`Error::ContextFull`] and [`Error::CacheFull`] with the numbers; [`Error::Cancelled`]; the device's.
-    pub fn prefill(
-        &mut self,
-        prompt: &Prompt,
-        cancel: &Cancel,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<Prefill> {
+    pub fn prefill(&mut self, prompt: &Prompt, cancel: &Cancel, progress: &mut dyn FnMut(Progress)) -> Result<Prefill> {
         let (tokens, context) = (prompt.len(), self.model.context());
         if tokens >= context {
             let advice = if prompt.visuals().is_empty() {
