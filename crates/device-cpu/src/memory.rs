@@ -25,9 +25,15 @@ use crate::simd::stored::{Vector, Weight};
 /// Alignment of owned memory: a cache line, and the widest vector.
 const ALIGN: usize = 64;
 
+/// Alignment of large memory, so that the system may back it with huge pages.
+const HUGE: usize = 2 << 20;
+
 /// Owned, zeroed, aligned bytes.
 pub(crate) struct Owned {
-    ptr: NonNull<u8>,
+    /// As allocated.
+    start: NonNull<u8>,
+    /// The first aligned byte.
+    ptr: *mut u8,
     layout: Layout,
 }
 
@@ -38,23 +44,29 @@ unsafe impl Sync for Owned {}
 
 impl Owned {
     /// `None` where there is no room.
+    ///
+    /// Aligned by hand: an allocator that is asked for more than its usual alignment zeroes by writing, which
+    /// touches every page of a cache that may never be used.
     pub(crate) fn zeroed(bytes: usize) -> Option<Self> {
-        let layout = Layout::from_size_align(bytes.max(ALIGN), ALIGN).ok()?;
+        let align = if bytes >= 2 * HUGE { HUGE } else { ALIGN };
+        let layout = Layout::from_size_align(bytes.checked_add(align)?, 16).ok()?;
         // SAFETY: the size isn't zero.
-        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Owned { ptr, layout })
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let ptr = start.as_ptr();
+        let ptr = ptr.wrapping_add(ptr.align_offset(align));
+        Some(Owned { start, ptr, layout })
     }
 
     /// The first byte.
     pub(crate) fn ptr(&self) -> *mut u8 {
-        self.ptr.as_ptr()
+        self.ptr
     }
 }
 
 impl Drop for Owned {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
     }
 }
 

@@ -203,15 +203,18 @@ impl Attend<'_> {
     #[inline(always)]
     unsafe fn pack<S: Simd, T: Stored>(&self, s: S, w: &Work, block: Range<usize>, n: usize) {
         let (cols, len) = (S::TILE_COLS, block.len());
+        let mut at = [(std::ptr::null(), std::ptr::null()); BLOCK];
+        for (t, at) in at.iter_mut().enumerate().take(len) {
+            *at = (self.keys.key(block.start + t), self.keys.value(block.start + t));
+        }
         // SAFETY: the caller's promise.
         unsafe {
             for first in (0..BLOCK).step_by(cols) {
                 let some = cols.min(len.saturating_sub(first));
-                let key = |i: usize| self.keys.key(block.start + first + i);
+                let key = |i: usize| at[first + i].0;
                 pack_transposed::<S, T>(s, some, n, key, w.k.add(first * n));
             }
-            for t in 0..len {
-                let value = self.keys.value(block.start + t);
+            for (t, (_, value)) in at.iter().enumerate().take(len) {
                 for first in (0..w.width).step_by(cols) {
                     let from = value.wrapping_add(first * T::SIZE);
                     widen_row::<S, T>(s, from, n - first, w.v.add(first * BLOCK + t * cols), cols);

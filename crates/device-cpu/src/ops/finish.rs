@@ -36,28 +36,37 @@ pub(crate) struct Finish<'a> {
     pub scale: Option<&'a [f32]>,
 }
 
+/// Some outputs of one row.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub row: usize,
+    /// The first of them.
+    pub col: usize,
+    /// How many.
+    pub cols: usize,
+}
+
 impl<'a> Finish<'a> {
     /// Stores the sums as they are.
     pub(crate) fn plain(out: Rows<'a>) -> Self {
         Finish { bias: None, activation: None, residual: None, out, scale: None }
     }
 
-    /// Finishes `cols` outputs of `row` from `col` on; `sums` (and `gate`, of a gated layer) are theirs.
+    /// Finishes the outputs at a place; `sums` (and `gate`, of a gated layer) are theirs.
     ///
     /// # Safety
-    /// `sums` and `gate` have a whole number of vectors that cover `cols`, `bias` too where there is one;
+    /// `sums` and `gate` have a whole number of vectors that cover the place's columns, `bias` too where there is one;
     /// the rows are valid and nobody else touches these elements of `out`.
     #[inline(always)]
     pub(crate) unsafe fn row<S: Simd>(
         &self,
         s: S,
-        row: usize,
-        col: usize,
-        cols: usize,
+        at: Place,
         sums: *const f32,
         gate: Option<*const f32>,
         bias: &[f32],
     ) {
+        let Place { row, col, cols } = at;
         let out = self.out.row(row).wrapping_add(col);
         let residual = self.residual.map(|r| r.row(row).wrapping_add(col));
         for j in (0..cols).step_by(S::LANES) {

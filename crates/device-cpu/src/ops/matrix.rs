@@ -6,7 +6,7 @@
 
 use turbospark_device::op::WeightLayout;
 
-use super::finish::Linear;
+use super::finish::{Linear, Place};
 use super::{Engine, Rows, Shared};
 use crate::scratch::{cut, local, rounded};
 use crate::simd::stored::{Stored, Weight, with_stored};
@@ -252,8 +252,9 @@ impl Task for Panels<'_> {
                     let at = |j: usize| sums.wrapping_add(((i * weights + j) * rows + r) * cols).cast_const();
                     let gate = gate.map(|_| at(1));
                     let bias = &bias[i * cols..];
+                    let place = Place { row: row + r, col, cols: cols.min(n - col) };
                     // SAFETY: rows and columns of the layer; these outputs are this part's alone.
-                    unsafe { finish.row(s, row + r, col, cols.min(n - col), at(0), gate, bias) };
+                    unsafe { finish.row(s, place, at(0), gate, bias) };
                 }
             }
         }

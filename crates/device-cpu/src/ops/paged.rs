@@ -7,10 +7,10 @@ use turbospark_device::Span;
 use turbospark_device::op::PagedAttention;
 
 use super::attention::{Attend, Keys, QUERIES, Queries, weigh};
-use super::row::dot;
+use super::row::{Steps, Sums, dot};
 use super::{Done, Engine, Shared};
 use crate::memory::{Tensor, refused};
-use crate::scratch::{cut, local, rounded};
+use crate::scratch::{local, rounded};
 use crate::simd::stored::{Stored, with_stored};
 use crate::simd::{BLOCK, Simd, Task, math};
 
@@ -152,86 +152,137 @@ impl Decode<'_> {
     unsafe fn sums<S: Simd, T: Stored>(&self, s: S) {
         let (n, group) = (self.q.dim(2), self.group);
         let end = self.piece.visible.min(self.piece.start + SPLIT);
-        let head = |h: usize| self.q.head(self.piece.row, self.piece.kv_head * group + h).cast_const();
         let record = |h: usize| self.out.wrapping_add(h * self.record);
-        let value = |h: usize| record(h).wrapping_add(2);
+        let mut local = local(group * BLOCK);
+        let scores = local.all().as_mut_ptr();
         // SAFETY: the caller's promise.
         unsafe {
             for h in 0..group {
                 std::ptr::write_bytes(record(h), 0, self.record);
                 *record(h) = f32::NEG_INFINITY;
             }
-            let mut local = local(rounded(group * BLOCK));
-            let mut scratch = local.all();
-            let scores = cut(&mut scratch, group * BLOCK).as_mut_ptr();
             for start in (self.piece.start..end).step_by(BLOCK) {
                 let some = BLOCK.min(end - start);
-                for t in 0..some {
-                    let key = self.keys.key(start + t);
-                    let mut h = 0;
-                    while h + 4 <= group {
-                        let q = [head(h), head(h + 1), head(h + 2), head(h + 3)];
-                        dot::<S, T, 4, 1>(s, n, q, [key], scores.add(h * BLOCK + t), BLOCK);
-                        h += 4;
-                    }
-                    while h < group {
-                        dot::<S, T, 1, 1>(s, n, [head(h)], [key], scores.add(h * BLOCK + t), BLOCK);
-                        h += 1;
-                    }
+                let mut at = [(std::ptr::null(), std::ptr::null()); BLOCK];
+                for (t, at) in at.iter_mut().enumerate().take(some) {
+                    *at = (self.keys.key(start + t), self.keys.value(start + t));
+                }
+                let mut h = 0;
+                while h < group {
+                    h += match group - h {
+                        4.. => self.scores::<S, T, 4, 2>(s, h, &at[..some], scores),
+                        2.. => self.scores::<S, T, 2, 4>(s, h, &at[..some], scores),
+                        _ => self.scores::<S, T, 1, 4>(s, h, &at[..some], scores),
+                    };
                 }
                 for h in 0..group {
                     let (top, total) = (&mut *record(h), &mut *record(h).add(1));
                     let factor = weigh(s, scores.add(h * BLOCK), some, self.scale, top, total);
+                    let value = record(h).add(2);
                     for j in (0..n).step_by(S::LANES) {
                         let left = S::LANES.min(n - j);
-                        let old = s.load_some(value(h).add(j), left);
-                        s.store_some(value(h).add(j), s.mul(old, s.splat(factor)), left);
+                        let old = s.load_some(value.add(j), left);
+                        s.store_some(value.add(j), s.mul(old, s.splat(factor)), left);
                     }
                 }
-                let mut h = 0;
-                while h + 4 <= group {
-                    let at = |i: usize| (scores.add((h + i) * BLOCK).cast_const(), value(h + i));
-                    self.values::<S, T, 4>(s, start, some, [at(0), at(1), at(2), at(3)]);
-                    h += 4;
-                }
-                while h < group {
-                    self.values::<S, T, 1>(s, start, some, [(scores.add(h * BLOCK).cast_const(), value(h))]);
-                    h += 1;
+                let mut j = 0;
+                while j < n {
+                    let width = n - j;
+                    let wide = width >= 4 * S::LANES;
+                    let mut h = 0;
+                    while h < group {
+                        h += match (wide, group - h) {
+                            (true, 4..) => self.values::<S, T, 4, 4>(s, h, j, &at[..some], scores),
+                            (true, 2..) => self.values::<S, T, 2, 4>(s, h, j, &at[..some], scores),
+                            (true, _) => self.values::<S, T, 1, 4>(s, h, j, &at[..some], scores),
+                            _ => self.values::<S, T, 1, 1>(s, h, j, &at[..some], scores),
+                        };
+                    }
+                    j += if wide { 4 * S::LANES } else { S::LANES };
                 }
             }
         }
     }
 
-    /// Adds the weighted values of a block to `H` heads' sums.
+    /// The scores of heads `h..h + H`, `O` keys at a time; returns `H`.
     ///
     /// # Safety
-    /// As [`Decode::sums`]; each head's weights are readable and its sums writable.
+    /// As [`Decode::sums`]; `scores` has [`BLOCK`] elements a head.
     #[inline(always)]
-    unsafe fn values<S: Simd, T: Stored, const H: usize>(
+    unsafe fn scores<S: Simd, T: Stored, const H: usize, const O: usize>(
         &self,
         s: S,
-        start: usize,
-        some: usize,
-        heads: [(*const f32, *mut f32); H],
-    ) {
-        let n = self.q.dim(2);
-        for j in (0..n).step_by(S::LANES) {
-            let left = S::LANES.min(n - j);
-            let mut acc = [s.splat(0.0); H];
-            // SAFETY: the caller's promise; `left` elements are left.
-            unsafe {
-                for t in 0..some {
-                    let from = self.keys.value(start + t).add(j * T::SIZE);
-                    let v = if left == S::LANES { T::load(s, from) } else { T::load_some(s, from, left) };
-                    for (a, (weights, _)) in acc.iter_mut().zip(heads) {
-                        *a = s.fma(s.splat(*weights.add(t)), v, *a);
+        h: usize,
+        at: &[(*const u8, *const u8)],
+        scores: *mut f32,
+    ) -> usize {
+        let steps = Steps::all(self.q.dim(2));
+        let mut q = [std::ptr::null(); H];
+        for (i, q) in q.iter_mut().enumerate() {
+            *q = self.q.head(self.piece.row, self.piece.kv_head * self.group + h + i).cast_const();
+        }
+        let sums = |t: usize| {
+            let out = scores.wrapping_add(h * BLOCK + t);
+            Sums { acc: out, out, stride: BLOCK }
+        };
+        let mut t = 0;
+        // SAFETY: the caller's promise; all steps are taken, so no partial sums are kept.
+        unsafe {
+            while t + O <= at.len() {
+                let mut keys = [std::ptr::null(); O];
+                for (o, key) in keys.iter_mut().enumerate() {
+                    *key = at[t + o].0;
+                }
+                dot::<S, T, H, O>(s, steps, q, keys, sums(t));
+                t += O;
+            }
+            while t < at.len() {
+                dot::<S, T, H, 1>(s, steps, q, [at[t].0], sums(t));
+                t += 1;
+            }
+        }
+        H
+    }
+
+    /// Adds the weighted values of a block to heads `h..h + H`, elements `j` on, `N` vectors of them (where
+    /// `N` is 1, perhaps cut short); returns `H`.
+    ///
+    /// # Safety
+    /// As [`Decode::scores`].
+    #[inline(always)]
+    unsafe fn values<S: Simd, T: Stored, const H: usize, const N: usize>(
+        &self,
+        s: S,
+        h: usize,
+        j: usize,
+        at: &[(*const u8, *const u8)],
+        weights: *const f32,
+    ) -> usize {
+        let left = |v: usize| S::LANES.min(self.q.dim(2) - j - v * S::LANES);
+        let mut acc = [[s.splat(0.0); N]; H];
+        // SAFETY: the caller's promise.
+        unsafe {
+            for (t, (_, value)) in at.iter().enumerate() {
+                let mut wide = [s.splat(0.0); N];
+                for (v, x) in wide.iter_mut().enumerate() {
+                    let from = value.add((j + v * S::LANES) * T::SIZE);
+                    *x = if left(v) == S::LANES { T::load(s, from) } else { T::load_some(s, from, left(v)) };
+                }
+                for (i, row) in acc.iter_mut().enumerate() {
+                    let weight = s.splat(*weights.add((h + i) * BLOCK + t));
+                    for (a, x) in row.iter_mut().zip(wide) {
+                        *a = s.fma(weight, x, *a);
                     }
                 }
-                for (a, (_, out)) in acc.into_iter().zip(heads) {
-                    s.store_some(out.add(j), s.add(s.load_some(out.add(j), left), a), left);
+            }
+            for (i, row) in acc.into_iter().enumerate() {
+                for (v, a) in row.into_iter().enumerate() {
+                    let out = self.out.add((h + i) * self.record + 2 + j + v * S::LANES);
+                    s.store_some(out, s.add(s.load_some(out, left(v)), a), left(v));
                 }
             }
         }
+        H
     }
 }
 
@@ -244,6 +295,12 @@ struct Combine {
     out: *mut f32,
 }
 
+/// `e^x` in every lane. A function and not a closure: see `scratch::Local`.
+#[inline(always)]
+fn factor<S: Simd>(s: S, x: f32) -> S::V {
+    math::exp(s, s.splat(x))
+}
+
 impl Task for Combine {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -251,16 +308,15 @@ impl Task for Combine {
         // SAFETY: the records that `Decode` wrote, each `n + 2` elements; the output row is this part's alone.
         unsafe {
             let top = (0..self.splits).fold(f32::NEG_INFINITY, |top, i| top.max(*part(i)));
-            let factor = |i: usize| math::exp(s, s.splat(*part(i) - top));
             let mut total = s.splat(0.0);
             for i in 0..self.splits {
-                total = s.fma(s.splat(*part(i).add(1)), factor(i), total);
+                total = s.fma(s.splat(*part(i).add(1)), factor(s, *part(i) - top), total);
             }
             for j in (0..self.n).step_by(S::LANES) {
                 let left = S::LANES.min(self.n - j);
                 let mut sum = s.splat(0.0);
                 for i in 0..self.splits {
-                    sum = s.fma(s.load_some(part(i).add(2 + j), left), factor(i), sum);
+                    sum = s.fma(s.load_some(part(i).add(2 + j), left), factor(s, *part(i) - top), sum);
                 }
                 s.store_some(self.out.add(j), s.div(sum, total), left);
             }

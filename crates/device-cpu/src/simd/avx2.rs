@@ -191,6 +191,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+    }
+
+    #[inline(always)]
     unsafe fn tile_packed(self, a: TileArgs) {
         tiles!(self, a, 2, 1, 6, [1 2 3 4 5 6]);
     }

@@ -194,6 +194,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+    }
+
+    #[inline(always)]
     unsafe fn tile_packed(self, a: TileArgs) {
         tiles!(self, a, 2, 1, 14, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]);
     }

@@ -51,8 +51,8 @@ fn erf<S: Simd>(s: S, x: S::V) -> S::V {
         p
     };
     let above = poly(
-        -2.726_142_2e-10,
-        &[2.770_681_4e-8, -2.101_024e-6, -5.692_506_4e-5, -7.349_906_3e-4, -2.954_599_8e-3, -1.609_603_3e-2],
+        -2.726_142e-10,
+        &[2.770_681_4e-8, -2.101_024e-6, -5.692_506_4e-5, -7.349_906_3e-4, -2.954_6e-3, -1.609_603_3e-2],
     );
     let below = poly(-1.456_607_2e-5, &[-2.133_740_6e-4, -1.682_827e-3, -7.373_329_2e-3, -1.426_473_9e-2]);
     s.div(s.mul(x, above), below)
@@ -71,7 +71,7 @@ pub(crate) fn activate<S: Simd>(s: S, kind: Option<Activation>, x: S::V) -> S::V
         Some(Activation::GeluTanh) => {
             // 0.5 (1 + tanh u) = sigmoid(2 u)
             let x2 = s.mul(x, x);
-            let twice = s.splat(1.595_769_1); // 2 sqrt(2 / pi)
+            let twice = s.splat(1.595_769_2); // 2 sqrt(2 / pi)
             let u = s.mul(s.mul(twice, x), s.fma(x2, s.splat(0.044_715), s.splat(1.0)));
             s.div(x, s.add(s.splat(1.0), exp(s, s.sub(s.splat(0.0), u))))
         }

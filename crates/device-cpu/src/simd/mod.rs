@@ -115,6 +115,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// `rows` has `LANES` vectors; `LANES` rows of `LANES` elements are writable at `out`.
     unsafe fn store_transposed(self, rows: &[Self::V], out: *mut f32, ld: usize);
 
+    /// Asks for the cache line at `p`, which may be any address.
+    fn prefetch(self, p: *const u8);
+
     /// The tile kernel with `x` packed `[k, TILE_ROWS]`.
     ///
     /// # Safety

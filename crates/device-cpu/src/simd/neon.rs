@@ -169,6 +169,9 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn prefetch(self, _: *const u8) {}
+
+    #[inline(always)]
     unsafe fn tile_packed(self, a: TileArgs) {
         tiles!(self, a, 2, 1, 12, [1 2 3 4 5 6 7 8 9 10 11 12]);
     }

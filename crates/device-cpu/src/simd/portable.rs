@@ -144,6 +144,9 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn prefetch(self, _: *const u8) {}
+
+    #[inline(always)]
     unsafe fn tile_packed(self, a: TileArgs) {
         tiles!(self, a, 1, 1, 4, [1 2 3 4]);
     }
