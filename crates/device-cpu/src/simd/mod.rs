@@ -3,7 +3,8 @@
 //! A value of a [`Simd`] type exists only where the CPU has its instructions, so holding one is the proof that
 //! its methods rest on. Loops are structs that implement [`Task`]; [`Kernels::run`](crate::isa::Kernels::run)
 //! compiles each once an instruction set. Everything below a `Task::run` is `#[inline(always)]`: a loop that is
-//! not inlined there is compiled without the instructions, right but many times slower.
+//! not inlined there is compiled without the instructions, right but many times slower. That includes the body
+//! of a closure unless it is small: a closure that does arithmetic on vectors is best written as a function.
 
 pub(crate) mod math;
 pub(crate) mod portable;
