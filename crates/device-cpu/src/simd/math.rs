@@ -38,24 +38,31 @@ pub(crate) fn silu<S: Simd>(s: S, x: S::V) -> S::V {
     s.div(x, s.add(s.splat(1.0), exp(s, s.sub(s.splat(0.0), x))))
 }
 
-/// The error function as a quotient of polynomials (the coefficients that Eigen uses).
+/// `first * x^n + rest[0] * x^(n-1) + ..`.
+#[inline(always)]
+fn polynomial<S: Simd, const N: usize>(s: S, x: S::V, coefficients: [f32; N]) -> S::V {
+    let mut p = s.splat(0.0);
+    for c in coefficients {
+        p = s.fma(p, x, s.splat(c));
+    }
+    p
+}
+
+/// Where the error function of an f32 rounds to 1.
+const ERF_IS_ONE: f32 = 3.92;
+
+/// The error function as a quotient of polynomials (the coefficients that Eigen uses), 1 where it rounds to 1.
 #[inline(always)]
 fn erf<S: Simd>(s: S, x: S::V) -> S::V {
-    let x = s.min(s.splat(4.0), s.max(s.splat(-4.0), x));
-    let x2 = s.mul(x, x);
-    let poly = |first: f32, rest: &[f32]| {
-        let mut p = s.splat(first);
-        for &c in rest {
-            p = s.fma(p, x2, s.splat(c));
-        }
-        p
-    };
-    let above = poly(
-        -2.726_142e-10,
-        &[2.770_681_4e-8, -2.101_024e-6, -5.692_506_4e-5, -7.349_906_3e-4, -2.954_6e-3, -1.609_603_3e-2],
-    );
-    let below = poly(-1.456_607_2e-5, &[-2.133_740_6e-4, -1.682_827e-3, -7.373_329_2e-3, -1.426_473_9e-2]);
-    s.div(s.mul(x, above), below)
+    let (one, end) = (s.splat(1.0), s.splat(ERF_IS_ONE));
+    let (minus_one, minus_end) = (s.splat(-1.0), s.splat(-ERF_IS_ONE));
+    let inside = s.min(end, s.max(minus_end, x));
+    let x2 = s.mul(inside, inside);
+    let above =
+        [-2.726_142e-10, 2.770_681_4e-8, -2.101_024e-6, -5.692_506_4e-5, -7.349_906_3e-4, -2.954_6e-3, -1.609_603_3e-2];
+    let below = [-1.456_607_2e-5, -2.133_740_6e-4, -1.682_827e-3, -7.373_329_2e-3, -1.426_473_9e-2];
+    let quotient = s.div(s.mul(inside, polynomial(s, x2, above)), polynomial(s, x2, below));
+    s.less(minus_end, x, s.less(x, end, quotient, one), minus_one)
 }
 
 /// An op's activation.
