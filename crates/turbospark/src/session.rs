@@ -299,13 +299,14 @@ impl Session {
             let mut engine = self.model.engine();
             let input = VisionInput { grid_thw: [grid.t, grid.h, grid.w], patches };
             let mut rows = tower.encode(self.model.device(), &[input], &mut engine.vision_scratch, None)?;
-            engine.vision_scratch.clear();
             drop(span);
             if let Some(rows) = rows.pop() {
                 self.visuals.insert(digests[i], rows);
             }
         }
         if of > 0 {
+            // Kept from image to image, given back before the trunk runs.
+            self.model.engine().vision_scratch.clear();
             progress(Progress::Encode { images: of, of });
         }
         Ok(())
