@@ -105,6 +105,17 @@ impl Cache {
         self.shape
     }
 
+    /// Whether it was made for a trunk of this configuration.
+    pub(crate) fn fits(&self, config: &TextConfig) -> bool {
+        let kinds = self.layers.iter().map(|layer| match layer {
+            Layer::Kv { .. } => LayerKind::FullAttention,
+            Layer::State { .. } => LayerKind::LinearAttention,
+        });
+        kinds.eq(config.layer_kinds.iter().copied())
+            && (self.kv_heads, self.head_dim) == (config.num_key_value_heads, config.head_dim)
+            && self.delta == config.delta
+    }
+
     pub(crate) fn kv(&self, layer: usize) -> Option<LayerKv<'_>> {
         let dims = [self.shape.pages * self.shape.page_len, self.kv_heads, self.head_dim];
         match &self.layers[layer] {
@@ -151,31 +162,6 @@ impl Cache {
         pass.scope("copy of a state", None);
         for all in self.states() {
             pass.copy(Copy { from: all.rows(from..from + 1), to: all.rows(to..to + 1) });
-        }
-        Ok(pass.submit()?)
-    }
-
-    /// Copies page `from` to page `to` in all layers.
-    ///
-    /// # Errors
-    /// When a page does not exist.
-    pub fn copy_page(&self, device: &dyn Device, from: usize, to: usize) -> Result<()> {
-        let (pages, len) = (self.shape.pages, self.shape.page_len);
-        if from >= pages || to >= pages {
-            return Err(ModelError::Batch(format!("pages {from} and {to} of {pages}")));
-        }
-        if from == to {
-            return Ok(());
-        }
-        let mut pass = Pass::new(device);
-        pass.scope("copy of a page", None);
-        for kv in (0..self.layers.len()).filter_map(|i| self.kv(i)) {
-            for all in [kv.k, kv.v] {
-                pass.copy(Copy {
-                    from: all.rows(from * len..(from + 1) * len),
-                    to: all.rows(to * len..(to + 1) * len),
-                });
-            }
         }
         Ok(pass.submit()?)
     }

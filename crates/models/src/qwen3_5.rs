@@ -20,14 +20,14 @@ pub(crate) fn decoder_layer<'a>(
     layer.input_norm.apply(pass, step.x, step.normed);
     match &layer.mixer {
         Mixer::Attention(w) => {
-            if let (Some(s), Some(kv)) = (&s.attention, cache.kv(index)) {
-                attention::attend(pass, w, s, kv, step);
-            }
+            let s = s.attention.as_ref().expect("scratch is planned by layer kind");
+            let kv = cache.kv(index).expect("the cache is made by layer kind");
+            attention::attend(pass, w, s, kv, step);
         }
         Mixer::Delta(w) => {
-            if let (Some(s), Some(state)) = (&s.delta, cache.state(index)) {
-                delta::mix(pass, w, s, state, index, step);
-            }
+            let s = s.delta.as_ref().expect("scratch is planned by layer kind");
+            let state = cache.state(index).expect("the cache is made by layer kind");
+            delta::mix(pass, w, s, state, index, step);
         }
     }
     pass.tap("mid", index, step.x);

@@ -20,9 +20,10 @@ pub(crate) fn decoder_layer<'a>(
     step: &Step<'a>,
 ) {
     layer.input_norm.apply(pass, step.x, step.normed);
-    if let (Mixer::Attention(w), Some(s), Some(kv)) = (&layer.mixer, &s.attention, cache.kv(index)) {
-        attention::attend(pass, w, s, kv, step);
-    }
+    let Mixer::Attention(w) = &layer.mixer else { unreachable!("every mixer of this family is attention") };
+    let scratch = s.attention.as_ref().expect("scratch is planned by layer kind");
+    let kv = cache.kv(index).expect("the cache is made by layer kind");
+    attention::attend(pass, w, scratch, kv, step);
     pass.tap("mid", index, step.x);
     layer.post_attention_norm.apply(pass, step.x, step.normed);
     mlp::mlp(pass, &layer.mlp, &s.mlp, index, step);

@@ -220,12 +220,6 @@ impl Trunk {
         &self.config
     }
 
-    /// Bytes of scratch that a batch of `rows` rows, `wanted` of them with logits, takes with `pages` pages a
-    /// sequence.
-    pub fn scratch_bytes(&self, rows: usize, sequences: usize, pages: usize, wanted: usize) -> usize {
-        Layout::plan(&self.config, self.rope.half(), rows, [sequences, pages], wanted).bytes
-    }
-
     /// Runs `batch` (prompt sequences before decode sequences) and returns the logits of the rows that want
     /// them, `[wanted, vocab_size]`, in batch order. Keys, values and states are left in `cache`.
     ///
@@ -353,6 +347,9 @@ impl Trunk {
 
     /// Checks the batch and lays out what the step uploads.
     fn inputs(&self, batch: &[Sequence<'_>], cache: &Cache) -> Result<Inputs> {
+        if !cache.fits(&self.config) {
+            return Err(ModelError::Batch("the cache was made for another model".into()));
+        }
         let shape = cache.shape();
         let mut inputs = Inputs::default();
         let longest = batch.iter().map(|s| s.pages.len()).max().unwrap_or(0);

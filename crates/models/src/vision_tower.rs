@@ -137,13 +137,8 @@ impl VisionTower {
         Layout { x, normed, qkv, cos, sin, index, weights, patches, inner, merger_inner, bytes: p.bytes() }
     }
 
-    /// Bytes of scratch that a call over `patches` patches takes.
-    pub fn scratch_bytes(&self, patches: usize) -> usize {
-        self.plan(patches, Self::TILE_ROWS).bytes
-    }
-
     /// Bytes of the rows that `tokens` merged tokens become.
-    pub fn output_bytes(&self, tokens: usize) -> usize {
+    fn output_bytes(&self, tokens: usize) -> usize {
         4 * (1 + self.deepstack_mergers.len()) * tokens * self.config.out_hidden_size
     }
 

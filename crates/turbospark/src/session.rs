@@ -210,7 +210,10 @@ impl Session {
     ) -> Result<Prefill> {
         let mut done = Prefill { reused_tokens: start, ..Prefill::default() };
         let began = Instant::now();
-        self.encode(prompt, start, cancel, progress)?;
+        let encoded = self.encode(prompt, start, cancel, progress);
+        // Kept from image to image, given back before the trunk runs and after a failure.
+        self.model.engine().vision_scratch.clear();
+        encoded?;
         done.encode = began.elapsed();
         let began = Instant::now();
         let (digests, images): (Vec<_>, Vec<ImageRows>) = self.visuals.iter().map(|(d, i)| (*d, i.clone())).unzip();
@@ -305,8 +308,6 @@ impl Session {
             }
         }
         if of > 0 {
-            // Kept from image to image, given back before the trunk runs.
-            self.model.engine().vision_scratch.clear();
             progress(Progress::Encode { images: of, of });
         }
         Ok(())
