@@ -87,6 +87,7 @@ impl CpuDevice {
             pool,
             packed: Scratch::new(),
             partial: Scratch::new(),
+            widened: Scratch::new(),
             owner,
             name: name.as_str().into(),
         };
@@ -137,7 +138,8 @@ impl Device for CpuDevice {
     }
 
     fn fill(&self, slot: View<'_>, reader: &mut dyn FnMut(&mut [u8]) -> io::Result<()>) -> Result<(), DeviceError> {
-        let len = slot.shape().elements() * slot.dtype().size();
+        let (offset, len) = (slot.offset_bytes(), slot.buffer().len());
+        let len = slot.len_bytes().ok_or(DeviceError::OutOfBounds { offset, end: usize::MAX, len })?;
         memory::with_bytes_mut(&slot, self.memory(&slot)?, len, reader)?.map_err(DeviceError::Weights)
     }
 

@@ -207,7 +207,12 @@ impl Tensor {
         self.strides[..self.rank][axis]
     }
 
-    /// The address of the element `elements` after the first.
+    /// The address of the first element or block.
+    pub(crate) fn first(&self) -> *const u8 {
+        self.ptr
+    }
+
+    /// The address of the element `elements` after the first; of a plain type.
     pub(crate) fn byte(&self, elements: usize) -> *mut u8 {
         self.ptr.wrapping_add(elements * self.dtype.size())
     }

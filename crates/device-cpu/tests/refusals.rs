@@ -31,6 +31,35 @@ fn a_wrong_shape_is_refused_with_the_name_of_its_op() {
 }
 
 #[test]
+fn blocks_are_taken_by_linear_layers_and_tables_only_and_as_whole_rows() {
+    let d = &cpu();
+    let b = put_f32(d, &[0.0; 4096]);
+    let f = |at: usize, dims: &[usize]| b.view(4 * at, DType::F32, turbospark_tensor::Shape::new(dims));
+    let blocks = |dims: &[usize]| b.view(0, DType::Q4_K, turbospark_tensor::Shape::new(dims));
+    let (x, out) = (f(3000, &[1, 100]), f(3500, &[1, 4]));
+    let said = message(d, |pass| pass.matmul(Matmul::new(x, blocks(&[4, 100]), out)));
+    assert!(said.contains("weight is Q4_K") && said.contains("rows of 100 are no whole blocks of 256"), "{said}");
+    let x = f(3000, &[1, 256]);
+    let said = message(d, |pass| {
+        let layout = WeightLayout::InOut;
+        pass.matmul(Matmul { layout, ..Matmul::new(x, blocks(&[256, 256]), f(3500, &[1, 256])) });
+    });
+    assert!(said.contains("weight is Q4_K in [in, out], expected [out, in]"), "{said}");
+    let said = message(d, |pass| {
+        pass.matmul(Matmul { bias: Some(blocks(&[256])), ..Matmul::new(x, f(0, &[4, 256]), out) });
+    });
+    assert!(said.contains("bias is Q4_K, expected a float type"), "{said}");
+    let said = message(d, |pass| {
+        pass.rms_norm(RmsNorm { x, weight: blocks(&[256]), one_plus: false, eps: 1e-6, gate: None, out: x });
+    });
+    assert!(said.contains("RmsNorm") && said.contains("weight is Q4_K, expected a float type"), "{said}");
+    let said = message(d, |pass| pass.zero(Zero { out: blocks(&[256]) }));
+    assert!(said.contains("out is Q4_K, expected a plain type"), "{said}");
+    let said = message(d, |pass| pass.copy(Copy { from: blocks(&[256]), to: f(3000, &[256]) }));
+    assert!(said.contains("from is Q4_K, expected a plain type"), "{said}");
+}
+
+#[test]
 fn numbers_on_the_device_that_lead_out_of_memory_are_refused() {
     let d = &cpu();
     let table = put_f32(d, &[1.0; 8]);

@@ -82,6 +82,64 @@ proptest! {
     }
 
     #[test]
+    fn blocks_agree(
+        rows in 0usize..20, width in 1usize..4, n in 1usize..70, prompt in 0usize..20, dtype in 0usize..5,
+        gated in any::<bool>(), tail in any::<bool>(), seed in 0u64..1 << 32,
+    ) {
+        let dtype = DType::BLOCKS[dtype];
+        let k = width * dtype.block().elements;
+        check(sum_of(k) * if gated { 4.0 * (k as f32).sqrt() } else { 4.0 }, |d| {
+            let x = put_f32(d, &random(seed, rows * k));
+            // The bytes before the weight make it start anywhere.
+            let mut bytes = vec![0; 3];
+            bytes.extend(random_blocks(seed + 1, dtype, 2 * n * k));
+            let w = put_bytes(d, &bytes);
+            let both = w.view(3, dtype, [2 * n, k]);
+            let b = put_f32(d, &random(seed + 2, n));
+            let out = put_f32(d, &random(seed + 3, rows * n));
+            let x = x.view(0, DType::F32, [rows, k]);
+            let (gate, up, prompt_rows) = (both.rows(0..n), both.rows(n..2 * n), prompt.min(rows));
+            let out_view = out.view(0, DType::F32, [rows, n]);
+            submit(d, |pass| {
+                if gated {
+                    let layout = WeightLayout::OutIn;
+                    pass.gated_matmul(GatedMatmul { x, gate, up, layout, out: out_view, prompt_rows });
+                } else {
+                    let bias = tail.then(|| b.view(0, DType::F32, [n]));
+                    let residual = tail.then_some(out_view);
+                    pass.matmul(Matmul { bias, residual, prompt_rows, ..Matmul::new(x, up, out_view) });
+                }
+            });
+            vec![get(d, &out)]
+        });
+    }
+
+    #[test]
+    fn rows_of_blocks_are_gathered(
+        rows in 1usize..20, taps in 1usize..4, width in 1usize..3, weighted in any::<bool>(), accumulate in any::<bool>(),
+        dtype in 0usize..5, seed in 0u64..1 << 32,
+    ) {
+        let (dtype, m) = (DType::BLOCKS[dtype], 5);
+        let (n, taps) = (width * dtype.block().elements, if weighted { taps } else { 1 });
+        check(1e-6, |d| {
+            let table = put_bytes(d, &random_blocks(seed, dtype, m * n));
+            let ids: Vec<i32> = random(seed + 1, rows * taps).iter().map(|x| (x.abs() * m as f32) as i32 - 1).collect();
+            let ids: Vec<i32> = ids.iter().enumerate().map(|(i, &id)| if i % taps == 0 { id } else { id.max(0) }).collect();
+            let index = put_i32(d, &ids);
+            let weights = put_f32(d, &random(seed + 2, rows * taps));
+            let out = put_f32(d, &random(seed + 3, rows * n));
+            submit(d, |pass| pass.gather(Gather {
+                table: table.view(0, dtype, [m, n]),
+                index: if weighted { index.view(0, DType::I32, [rows, taps]) } else { index.view(0, DType::I32, [rows]) },
+                weights: weighted.then(|| weights.view(0, DType::F32, [rows, taps])),
+                out: out.view(0, DType::F32, [rows, n]),
+                accumulate,
+            }));
+            vec![get(d, &out)]
+        });
+    }
+
+    #[test]
     fn rms_norm_agrees(
         rows in 1usize..20, heads in 1usize..5, n in 1usize..140, one_plus in any::<bool>(), gated in any::<bool>(),
         in_place in any::<bool>(), dtype in 0usize..3, seed in 0u64..1 << 32,

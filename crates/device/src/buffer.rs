@@ -108,13 +108,19 @@ impl<'a> View<'a> {
         self.strides[axis]
     }
 
+    /// Bytes of its elements where they lie one after the other; `None` where that leaves `usize`, or for a block
+    /// type where they are no whole blocks.
+    pub fn len_bytes(&self) -> Option<usize> {
+        self.dtype.bytes(self.shape.elements())
+    }
+
     /// Whether the elements lie one after the other.
     pub fn is_dense(&self) -> bool {
         let dense = dense_strides(&self.shape);
         self.dims().iter().enumerate().all(|(i, &d)| d <= 1 || self.strides[i] == dense[i])
     }
 
-    /// One past the last byte, or `None` where that leaves `usize`.
+    /// One past the last byte (of the last block), or `None` where that leaves `usize`.
     pub fn end_bytes(&self) -> Option<usize> {
         if self.shape.elements() == 0 {
             return Some(self.offset_bytes);
@@ -123,20 +129,23 @@ impl<'a> View<'a> {
         for (axis, &d) in self.dims().iter().enumerate() {
             last = last.checked_add((d - 1).checked_mul(self.strides[axis])?)?;
         }
-        last.checked_add(1)?.checked_mul(self.dtype.size())?.checked_add(self.offset_bytes)
+        let block = self.dtype.block();
+        (last / block.elements).checked_add(1)?.checked_mul(block.bytes)?.checked_add(self.offset_bytes)
     }
 
     /// Indices `range` of `axis` only.
     ///
     /// # Panics
-    /// When the range leaves the axis: ranges come from checked shapes.
+    /// When the range leaves the axis, or starts within a block of a block type: ranges come from checked shapes.
     pub fn narrow(mut self, axis: usize, range: Range<usize>) -> Self {
         assert!(
             axis < self.shape.rank() && range.start <= range.end && range.end <= self.dim(axis),
             "{range:?} leaves axis {axis} of {}",
             self.shape
         );
-        self.offset_bytes += range.start * self.strides[axis] * self.dtype.size();
+        let start = self.dtype.bytes(range.start * self.strides[axis]);
+        self.offset_bytes +=
+            start.unwrap_or_else(|| panic!("{range:?} of axis {axis} of {} starts within a block", self.shape));
         let mut dims = [0; Shape::MAX_RANK];
         let rank = self.shape.rank();
         dims[..rank].copy_from_slice(self.shape.dims());
@@ -204,5 +213,24 @@ mod tests {
         assert_eq!(gate.end_bytes(), Some(buffer.len()));
         assert!(!gate.is_dense() && both.is_dense());
         assert_eq!(both.rows(1..2).offset_bytes(), 96);
+    }
+
+    #[test]
+    fn rows_of_blocks_begin_where_whole_blocks_end() {
+        let buffer = Buffer::new(1000 + 4 * 3 * 144, ());
+        let experts = buffer.view(1000, DType::Q4_K, [2, 2, 768]);
+        assert_eq!((experts.len_bytes(), experts.end_bytes()), (Some(12 * 144), Some(buffer.len())));
+        let second = experts.rows(1..2).reshape([2, 768]);
+        assert_eq!((second.offset_bytes(), second.end_bytes()), (1000 + 6 * 144, Some(buffer.len())));
+        assert_eq!(second.narrow(0, 1..2).offset_bytes(), 1000 + 9 * 144);
+        assert_eq!(buffer.view(0, DType::Q8_0, [3, 30]).len_bytes(), None);
+        assert_eq!(buffer.view(0, DType::Q8_0, [2, 33]).end_bytes(), Some(3 * 34));
+    }
+
+    #[test]
+    #[should_panic(expected = "starts within a block")]
+    fn a_view_does_not_begin_within_a_block() {
+        let buffer = Buffer::new(4096, ());
+        buffer.view(0, DType::Q8_0, [4, 64]).narrow(1, 16..48);
     }
 }

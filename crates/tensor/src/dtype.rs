@@ -2,7 +2,12 @@ use std::{fmt, str::FromStr};
 
 use half::{bf16, f16};
 
-/// How one element of a tensor is stored. All are little-endian.
+use crate::block::{self, Block};
+
+/// How the elements of a tensor are stored. All are little-endian.
+///
+/// A plain type stores each on its own; a block type stores 32 or 256 of a row together, as [`block`] has it.
+#[allow(non_camel_case_types, reason = "the formats' public names")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum DType {
@@ -20,27 +25,70 @@ pub enum DType {
     U32,
     /// Unsigned byte.
     U8,
+    /// Blocks of 32: a scale and signed bytes.
+    Q8_0,
+    /// Blocks of 32: a scale and four-bit codes.
+    Q4_0,
+    /// Blocks of 256: four-bit codes, scales and mins of 32.
+    Q4_K,
+    /// Blocks of 256: five-bit codes, scales and mins of 32.
+    Q5_K,
+    /// Blocks of 256: six-bit codes, scales of 16.
+    Q6_K,
 }
 
 impl DType {
-    /// Size of one element in bytes.
-    pub const fn size(self) -> usize {
-        match self {
-            DType::I64 => 8,
-            DType::F32 | DType::I32 | DType::U32 => 4,
-            DType::F16 | DType::BF16 => 2,
-            DType::U8 => 1,
-        }
+    /// The block types.
+    pub const BLOCKS: [DType; 5] = [DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
+
+    /// The unit in which elements are stored; for a plain type a single one.
+    pub const fn block(self) -> Block {
+        let (elements, bytes) = match self {
+            DType::I64 => (1, 8),
+            DType::F32 | DType::I32 | DType::U32 => (1, 4),
+            DType::F16 | DType::BF16 => (1, 2),
+            DType::U8 => (1, 1),
+            DType::Q8_0 => (32, 34),
+            DType::Q4_0 => (32, 18),
+            DType::Q4_K => (256, 144),
+            DType::Q5_K => (256, 176),
+            DType::Q6_K => (256, 210),
+        };
+        Block { elements, bytes }
     }
 
-    /// Whether an op may take a weight or activation of this type.
+    /// Size of one element in bytes.
+    ///
+    /// # Panics
+    /// For a block type, whose elements have no bytes of their own: use [`DType::bytes`].
+    pub const fn size(self) -> usize {
+        let Block { elements, bytes } = self.block();
+        assert!(elements == 1, "an element of a block type has no size of its own");
+        bytes
+    }
+
+    /// Whether each element is a float: any op may take such a tensor.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16)
     }
 
-    /// Bytes that `elements` take, or `None` where the product leaves `usize`.
+    /// Whether elements are stored in quantised blocks: linear weights and tables may be.
+    pub const fn is_block(self) -> bool {
+        self.block().elements > 1
+    }
+
+    /// Whether a linear weight or a table may have this type: a float or a block type.
+    pub const fn is_weight(self) -> bool {
+        self.is_float() || self.is_block()
+    }
+
+    /// Bytes that `elements` take, or `None` where they are no whole number of blocks or the size leaves `usize`.
     pub const fn bytes(self, elements: usize) -> Option<usize> {
-        elements.checked_mul(self.size())
+        let block = self.block();
+        if !elements.is_multiple_of(block.elements) {
+            return None;
+        }
+        (elements / block.elements).checked_mul(block.bytes)
     }
 }
 
@@ -77,6 +125,11 @@ impl fmt::Display for DType {
             DType::I32 => "I32",
             DType::U32 => "U32",
             DType::U8 => "U8",
+            DType::Q8_0 => "Q8_0",
+            DType::Q4_0 => "Q4_0",
+            DType::Q4_K => "Q4_K",
+            DType::Q5_K => "Q5_K",
+            DType::Q6_K => "Q6_K",
         })
     }
 }
@@ -91,7 +144,7 @@ pub fn f32_to_f16(x: f32) -> u16 {
     f16::from_f32(x).to_bits()
 }
 
-/// One float element at `index`, widened exactly.
+/// One element at `index` of a float type, widened exactly.
 ///
 /// # Panics
 /// When `dtype` is no float type or the element lies outside `bytes`: both are invariants of a checked view.
@@ -105,10 +158,12 @@ pub fn widen_one(bytes: &[u8], dtype: DType, index: usize) -> f32 {
     }
 }
 
-/// Widens `bytes` into `out` exactly; `bytes` may be unaligned.
+/// Widens `bytes` into `out` exactly, blocks by the formulas of [`block`]; `bytes` may be unaligned.
+///
+/// Any bytes are some weights: a scale that is NaN or infinite spreads over its block and nothing else happens.
 ///
 /// # Panics
-/// When `dtype` is no float type or the lengths disagree.
+/// When `dtype` is neither a float nor a block type or the lengths disagree.
 pub fn widen_into(bytes: &[u8], dtype: DType, out: &mut [f32]) {
     assert_eq!(Some(bytes.len()), dtype.bytes(out.len()), "source and target differ in length");
     match dtype {
@@ -127,7 +182,13 @@ pub fn widen_into(bytes: &[u8], dtype: DType, out: &mut [f32]) {
                 *o = bf16::from_le_bytes([b[0], b[1]]).to_f32();
             }
         }
-        other => panic!("{other} is no float type"),
+        dtype if dtype.is_block() => {
+            let block = dtype.block();
+            for (o, b) in out.chunks_exact_mut(block.elements).zip(bytes.chunks_exact(block.bytes)) {
+                block::widen_block(dtype, b, o);
+            }
+        }
+        other => panic!("{other} is neither a float nor a block type"),
     }
 }
 

@@ -6,9 +6,11 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod block;
 mod dtype;
 pub mod mutant;
 mod shape;
 
+pub use block::Block;
 pub use dtype::{DType, UnknownDType, f32_to_bf16, f32_to_f16, widen_into, widen_one};
 pub use shape::{Shape, ShapeError};

@@ -8,6 +8,7 @@ use turbospark_tensor::DType;
 
 use super::{Done, Engine};
 use crate::memory::{Tensor, refused};
+use crate::scratch::local;
 use crate::simd::stored::{Stored, with_stored};
 use crate::simd::{Simd, Task};
 
@@ -47,6 +48,9 @@ impl Task for Pick<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let n = self.table.dim(1);
+        if self.table.dtype.is_block() {
+            return self.blocks(s);
+        }
         with_stored!(self.table.dtype, T => {
             for r in self.rows {
                 let ids = &self.index[r * self.taps..(r + 1) * self.taps];
@@ -72,6 +76,42 @@ impl Task for Pick<'_> {
                 }
             }
         })
+    }
+}
+
+impl Pick<'_> {
+    /// The same from a table of quantised blocks: each row is dequantised, then added.
+    #[inline(always)]
+    fn blocks<S: Simd>(self, s: S) {
+        let (n, dtype) = (self.table.dim(1), self.table.dtype);
+        let bytes = dtype.bytes(n).expect("checked: rows of whole blocks");
+        let mut local = local(n);
+        let wide = local.all();
+        for r in self.rows {
+            let ids = &self.index[r * self.taps..(r + 1) * self.taps];
+            if ids.first().is_some_and(|&id| id < 0) {
+                continue;
+            }
+            let out = self.out.row(r);
+            for (t, &id) in ids.iter().enumerate() {
+                // SAFETY: ids lie in the table (checked in `gather`), which is dense.
+                let row = unsafe { std::slice::from_raw_parts(self.table.first().add(id as usize * bytes), bytes) };
+                turbospark_tensor::widen_into(row, dtype, wide);
+                for j in (0..n).step_by(S::LANES) {
+                    let some = S::LANES.min(n - j);
+                    // SAFETY: the row of `out` is this part's alone; `some` elements are left in both.
+                    unsafe {
+                        let x = s.load_some(wide.as_ptr().add(j), some);
+                        let v = if self.accumulate || t > 0 { s.load_some(out.add(j), some) } else { s.splat(0.0) };
+                        let v = match self.weights {
+                            Some(w) => s.fma(s.splat(*w.row(r).add(t)), x, v),
+                            None => s.add(v, x),
+                        };
+                        s.store_some(out.add(j), v, some);
+                    }
+                }
+            }
+        }
     }
 }
 

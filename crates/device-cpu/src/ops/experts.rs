@@ -5,9 +5,8 @@ use std::cmp::Ordering;
 use turbospark_device::DeviceError;
 use turbospark_device::op::{Experts, Router};
 
+use super::blocks::{self, Kind};
 use super::finish::{Finish, Linear};
-use super::matrix::matrix;
-use super::row::row;
 use super::{Done, Engine, Rows, Shared};
 use crate::memory::refused;
 use crate::scratch::Scratch;
@@ -118,7 +117,7 @@ pub(super) fn experts(engine: &mut Engine, op: &Experts<'_>) -> Done {
         let down = a.weight("down", &expert.down)?.weight(expert.layout);
         a.finish()?;
         let [prompt, decoded] = chosen.get(e).ok_or_else(|| of("not wanted".into()))?;
-        for (chosen, is_prompt) in [(prompt, true), (decoded, false)] {
+        for (chosen, kind) in [(prompt, Kind::Matrix), (decoded, Kind::Row)] {
             let m = chosen.rows.len();
             let inner = Rows::dense(scratch.get(m * op.width).as_mut_ptr(), op.width);
             let x = Rows::of(&x, 0).pick(&chosen.rows);
@@ -127,13 +126,8 @@ pub(super) fn experts(engine: &mut Engine, op: &Experts<'_>) -> Done {
             let second = Linear { k: op.width, n: hidden, weight: down, gate: None, finish };
             // SAFETY: checked, resolved, locked and apart; each list names a row once.
             unsafe {
-                if is_prompt {
-                    matrix(engine, x, m, &first);
-                    matrix(engine, inner, m, &second);
-                } else {
-                    row(engine, x, m, &first);
-                    row(engine, inner, m, &second);
-                }
+                blocks::linear(engine, kind, x, m, &first);
+                blocks::linear(engine, kind, inner, m, &second);
             }
         }
         Ok(())

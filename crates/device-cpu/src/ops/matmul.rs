@@ -2,9 +2,8 @@
 
 use turbospark_device::op::{GatedMatmul, Matmul};
 
+use super::blocks::{self, Kind};
 use super::finish::{Finish, Linear};
-use super::matrix::matrix;
-use super::row::row;
 use super::{Done, Engine, Rows};
 use crate::memory::Tensor;
 
@@ -48,7 +47,7 @@ fn both<'a>(engine: &mut Engine, x: &Tensor, prompt_rows: usize, linear: impl Fn
     let rest = x.dim(0) - prompt_rows;
     // SAFETY: the op's views are checked, resolved, locked and apart; the rows are those of `x`.
     unsafe {
-        matrix(engine, Rows::of(x, 0), prompt_rows, &linear(0));
-        row(engine, Rows::of(x, prompt_rows), rest, &linear(prompt_rows));
+        blocks::linear(engine, Kind::Matrix, Rows::of(x, 0), prompt_rows, &linear(0));
+        blocks::linear(engine, Kind::Row, Rows::of(x, prompt_rows), rest, &linear(prompt_rows));
     }
 }

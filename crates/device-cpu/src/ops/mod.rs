@@ -1,6 +1,7 @@
 //! The ops: each resolves and checks its views, splits its work, and runs a task on the pool.
 
 mod attention;
+mod blocks;
 mod conv;
 mod data;
 mod delta;
@@ -33,6 +34,8 @@ pub(crate) struct Engine {
     pub packed: Scratch,
     /// Partial results that a second region puts together.
     pub partial: Scratch,
+    /// Weights dequantised for kernels that take plain ones.
+    pub widened: Scratch,
     pub owner: usize,
     pub name: Arc<str>,
 }
@@ -113,6 +116,11 @@ impl<'a> Rows<'a> {
     /// Rows in scratch.
     pub(crate) fn dense(base: *mut f32, stride: usize) -> Rows<'a> {
         Rows { base, stride, index: None }
+    }
+
+    /// Without the first `n` columns.
+    pub(crate) fn columns(self, n: usize) -> Rows<'a> {
+        Rows { base: self.base.wrapping_add(n), ..self }
     }
 
     /// Only the rows listed, in that order.

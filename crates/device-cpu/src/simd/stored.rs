@@ -116,10 +116,11 @@ macro_rules! with_stored {
                 type $t = crate::simd::stored::F16;
                 $body
             }
-            _ => {
+            turbospark_tensor::DType::F32 => {
                 type $t = crate::simd::stored::F32;
                 $body
             }
+            other => unreachable!("checked: {other} is no float type"),
         }
     };
 }
@@ -130,7 +131,7 @@ pub(crate) use with_stored;
 pub(crate) struct Weight {
     /// First byte; any alignment.
     pub ptr: *const u8,
-    /// A float type.
+    /// A float type, or a block type with rows of whole blocks.
     pub dtype: DType,
     /// Which of the two axes lies outermost.
     pub layout: WeightLayout,

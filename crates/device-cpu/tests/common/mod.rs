@@ -41,12 +41,35 @@ pub fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
     }
 }
 
+/// Random blocks of a block type, `n` elements of about one in size.
+pub fn random_blocks(seed: u64, dtype: DType, n: usize) -> Vec<u8> {
+    let block = dtype.block();
+    let len = dtype.bytes(n).unwrap();
+    let mut bytes: Vec<u8> = random(seed, len).iter().map(|x| (x * 128.0) as i8 as u8).collect();
+    let (at, d): (&[usize], f32) = match dtype {
+        DType::Q8_0 => (&[0], 1.0 / 128.0),
+        DType::Q4_0 => (&[0], 1.0 / 8.0),
+        DType::Q4_K => (&[0, 2], 1.0 / 512.0),
+        DType::Q5_K => (&[0, 2], 1.0 / 1024.0),
+        DType::Q6_K => (&[208], 1.0 / 4096.0),
+        other => panic!("{other} is no block type"),
+    };
+    for b in bytes.chunks_exact_mut(block.bytes) {
+        at.iter().for_each(|&at| b[at..at + 2].copy_from_slice(&f32_to_f16(d).to_le_bytes()));
+    }
+    bytes
+}
+
+/// A buffer that holds these bytes.
+pub fn put_bytes(device: &dyn Device, bytes: &[u8]) -> Buffer {
+    let buffer = device.alloc("test", bytes.len()).unwrap();
+    device.write(buffer.bytes(), bytes).unwrap();
+    buffer
+}
+
 /// A buffer that holds these values from its first byte on.
 pub fn put(device: &dyn Device, dtype: DType, values: &[f32]) -> Buffer {
-    let bytes = encode(dtype, values);
-    let buffer = device.alloc("test", bytes.len()).unwrap();
-    device.write(buffer.bytes(), &bytes).unwrap();
-    buffer
+    put_bytes(device, &encode(dtype, values))
 }
 
 /// A buffer of f32.

@@ -54,6 +54,17 @@ pub(super) fn weight(name: &str, v: &View<'_>, want: &[usize]) -> Checked {
     dense(name, v)
 }
 
+/// `v` is a dense `[out, in]` weight or a table, of a float type or of blocks that no two rows share.
+pub(super) fn rows(name: &str, v: &View<'_>, want: &[usize]) -> Checked {
+    if !v.dtype().is_block() {
+        return weight(name, v, want);
+    }
+    let (dtype, block, n) = (v.dtype(), v.dtype().block().elements, v.shape().last());
+    require(n.is_multiple_of(block), || format!("{name} is {dtype}: rows of {n} are no whole blocks of {block}"))?;
+    sides(name, v, want)?;
+    dense(name, v)
+}
+
 /// `v` has no gaps.
 pub(super) fn dense(name: &str, v: &View<'_>) -> Checked {
     if v.is_dense() { Ok(()) } else { Err(format!("{name} has gaps, expected a dense view")) }

@@ -1,6 +1,6 @@
 //! Moving rows, and the gates that touch each element once.
 
-use super::check::{Checked, apart, dense, f32s, i32s, rank, require, sides, weight};
+use super::check::{Checked, apart, dense, f32s, i32s, rank, require, sides};
 use crate::View;
 
 /// `out[r] (+)= sum over taps t of weights[r, t] * table[index[r, t]]`.
@@ -10,7 +10,7 @@ use crate::View;
 /// error of the caller, which validates ids when a prompt is built.
 #[derive(Clone, Copy, Debug)]
 pub struct Gather<'a> {
-    /// `[m, n]`, any float type.
+    /// `[m, n]`, any float or block type.
     pub table: View<'a>,
     /// i32 `[rows]`, or `[rows, taps]` with weights.
     pub index: View<'a>,
@@ -27,7 +27,7 @@ impl Gather<'_> {
         rank("table", &self.table, 2)?;
         rank("out", &self.out, 2)?;
         let (rows, n) = (self.out.dim(0), self.table.dim(1));
-        weight("table", &self.table, &[self.table.dim(0), n])?;
+        super::check::rows("table", &self.table, &[self.table.dim(0), n])?;
         f32s("out", &self.out, &[rows, n])?;
         apart("table", &self.table, "out", &self.out)?;
         match &self.weights {
@@ -42,10 +42,14 @@ impl Gather<'_> {
     }
 }
 
+fn plain(name: &str, v: &View<'_>) -> Checked {
+    require(!v.dtype().is_block(), || format!("{name} is {}, expected a plain type", v.dtype()))
+}
+
 /// `to = from`, converting between float types by rounding to nearest even.
 #[derive(Clone, Copy, Debug)]
 pub struct Copy<'a> {
-    /// Any shape, innermost axis dense.
+    /// Any shape and plain type, innermost axis dense.
     pub from: View<'a>,
     /// The same sides.
     pub to: View<'a>,
@@ -53,6 +57,7 @@ pub struct Copy<'a> {
 
 impl Copy<'_> {
     pub(super) fn check(&self) -> Checked {
+        plain("from", &self.from)?;
         sides("from", &self.from, self.from.dims())?;
         sides("to", &self.to, self.from.dims())?;
         apart("from", &self.from, "to", &self.to)?;
@@ -66,12 +71,13 @@ impl Copy<'_> {
 /// `out = 0`.
 #[derive(Clone, Copy, Debug)]
 pub struct Zero<'a> {
-    /// Dense, any type.
+    /// Dense, any plain type.
     pub out: View<'a>,
 }
 
 impl Zero<'_> {
     pub(super) fn check(&self) -> Checked {
+        plain("out", &self.out)?;
         sides("out", &self.out, self.out.dims())?;
         dense("out", &self.out)
     }

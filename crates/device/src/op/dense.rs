@@ -1,6 +1,6 @@
 //! Linear layers.
 
-use super::check::{Checked, apart, f32s, rank, require, weight};
+use super::check::{Checked, apart, f32s, rank, require, rows as weight_rows, weight};
 use crate::View;
 
 /// How a linear weight is stored.
@@ -32,7 +32,7 @@ pub enum Activation {
 pub struct Matmul<'a> {
     /// f32 `[rows, k]`.
     pub x: View<'a>,
-    /// `[n, k]`, or `[k, n]` by `layout`.
+    /// `[n, k]`, or `[k, n]` by `layout`; a block type as `[n, k]` only.
     pub weight: View<'a>,
     /// How the weight is stored.
     pub layout: WeightLayout,
@@ -79,9 +79,10 @@ impl<'a> Matmul<'a> {
 
 pub(super) fn linear(name: &str, w: &View<'_>, layout: WeightLayout, n: usize, k: usize) -> Checked {
     match layout {
-        WeightLayout::OutIn => weight(name, w, &[n, k]),
+        WeightLayout::OutIn => weight_rows(name, w, &[n, k]),
         WeightLayout::InOut => {
             // Half of a fused [k, 2n] tensor has gaps between its rows.
+            require(!w.dtype().is_block(), || format!("{name} is {} in [in, out], expected [out, in]", w.dtype()))?;
             require(w.dtype().is_float(), || format!("{name} is {}, expected a float type", w.dtype()))?;
             super::check::sides(name, w, &[k, n])
         }
@@ -97,7 +98,7 @@ pub(super) fn prompt_rows(prompt: usize, rows: usize) -> Checked {
 pub struct GatedMatmul<'a> {
     /// f32 `[rows, k]`.
     pub x: View<'a>,
-    /// `G`: `[n, k]`, or `[k, n]` by `layout`.
+    /// `G`: `[n, k]`, or `[k, n]` by `layout`; a block type as `[n, k]` only.
     pub gate: View<'a>,
     /// `U`, as `gate`.
     pub up: View<'a>,

@@ -1,7 +1,7 @@
 //! The op set: one struct an op, with named views.
 //!
 //! Shapes are written outermost first. Activations are f32; weights may be any float type unless an op says
-//! otherwise. An `out` may be the same view as an input only where the op says so.
+//! otherwise, and the `[out, in]` weights of linear layers and the tables of gathers any block type too. An `out` may be the same view as an input only where the op says so.
 
 mod check;
 mod data;

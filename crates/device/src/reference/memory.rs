@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use turbospark_tensor::{DType, f32_to_bf16, f32_to_f16, widen_one};
+use turbospark_tensor::{DType, f32_to_bf16, f32_to_f16, widen_into, widen_one};
 
 use super::NAME;
 use crate::{DeviceError, View};
@@ -41,6 +41,12 @@ pub(super) fn of<'a>(view: &View<'a>) -> Result<&'a Memory, DeviceError> {
     view.buffer().storage().ok_or_else(|| DeviceError::ForeignBuffer(NAME.into()))
 }
 
+/// Bytes of a dense view.
+pub(super) fn len(view: &View<'_>) -> Result<usize, DeviceError> {
+    let (offset, len) = (view.offset_bytes(), view.buffer().len());
+    view.len_bytes().ok_or(DeviceError::OutOfBounds { offset, end: usize::MAX, len })
+}
+
 /// Element offsets of a view in row-major order of its sides.
 fn offsets(view: &View<'_>) -> impl Iterator<Item = usize> {
     let dims = view.dims().to_vec();
@@ -59,6 +65,12 @@ fn offsets(view: &View<'_>) -> impl Iterator<Item = usize> {
 pub(super) fn load(view: &View<'_>) -> Result<Vec<f32>, DeviceError> {
     let m = of(view)?.0.lock().unwrap_or_else(|e| e.into_inner());
     let bytes = &m[view.offset_bytes()..];
+    if view.dtype().is_block() {
+        // Checked: dense, and rows of whole blocks.
+        let mut out = vec![0.0; view.shape().elements()];
+        widen_into(&bytes[..view.len_bytes().expect("whole blocks")], view.dtype(), &mut out);
+        return Ok(out);
+    }
     Ok(offsets(view).map(|i| widen_one(bytes, view.dtype(), i)).collect())
 }
 

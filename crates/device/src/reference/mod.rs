@@ -48,8 +48,7 @@ impl Device for ReferenceDevice {
     }
 
     fn fill(&self, slot: View<'_>, reader: &mut dyn FnMut(&mut [u8]) -> io::Result<()>) -> Result<(), DeviceError> {
-        let len = slot.shape().elements() * slot.dtype().size();
-        memory::of(&slot)?.with(&slot, len, reader)?.map_err(DeviceError::Weights)
+        memory::of(&slot)?.with(&slot, memory::len(&slot)?, reader)?.map_err(DeviceError::Weights)
     }
 
     fn run(&self, ops: &[Recorded<'_>]) -> Result<(), DeviceError> {
@@ -66,10 +65,7 @@ fn run(op: &Op<'_>) -> Result<(), DeviceError> {
     match op {
         Op::Gather(op) => dense::gather(op),
         Op::Copy(op) => memory::copy(&op.from, &op.to),
-        Op::Zero(op) => {
-            let len = op.out.shape().elements() * op.out.dtype().size();
-            memory::of(&op.out)?.with(&op.out, len, |m| m.fill(0))
-        }
+        Op::Zero(op) => memory::of(&op.out)?.with(&op.out, memory::len(&op.out)?, |m| m.fill(0)),
         Op::Matmul(op) => dense::matmul(op),
         Op::GatedMatmul(op) => dense::gated_matmul(op),
         Op::RmsNorm(op) => dense::rms_norm(op),
