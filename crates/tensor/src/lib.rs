@@ -9,6 +9,7 @@
 pub mod block;
 mod dtype;
 pub mod mutant;
+pub mod quant;
 mod shape;
 
 pub use block::Block;

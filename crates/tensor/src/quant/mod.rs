@@ -1,0 +1,157 @@
+//! f32 rows to the block formats of [`block`](crate::block).
+//!
+//! `Q8_0` is the public rule to the bit: `d = max |x| / 127`, codes `x / d` rounded half away from zero with the
+//! unrounded `d`, which is stored as f16 rounded to nearest even. The others look for the codes and scales with the
+//! least squared error, in two steps: candidates for each group, improved by least squares (`search.rs`), then for
+//! `K` formats the shared scales of the block and the integers of its groups together (`k.rs`, `q6.rs`). That leaves
+//! 3 to 12 % less squared error than the public quantisers, which `tests/quality.rs` holds.
+//!
+//! What goes wrong unseen: codes chosen for a scale before it was rounded to f16. But for `Q8_0`, scales are rounded
+//! first and the codes are those nearest, ties to even. A block whose scale is below the least f16 becomes zeros.
+
+mod k;
+mod q6;
+mod search;
+
+use half::f16;
+
+use crate::{DType, widen_into};
+
+/// Why values can't be quantised.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QuantError {
+    /// A NaN or an infinity.
+    #[error("element {index} is {value}; only finite weights are quantised")]
+    NotFinite {
+        /// The first such element.
+        index: usize,
+        /// What it is.
+        value: f32,
+    },
+    /// A block needs a scale that f16 doesn't hold.
+    #[error("elements from {index} on are too large for the f16 scale of {dtype}; the largest is {value}")]
+    TooLarge {
+        /// The format.
+        dtype: DType,
+        /// The block's first element.
+        index: usize,
+        /// The block's largest element in size.
+        value: f32,
+    },
+}
+
+impl QuantError {
+    /// The same with indices counted from `first` elements earlier.
+    fn after(mut self, first: usize) -> Self {
+        match &mut self {
+            QuantError::NotFinite { index, .. } | QuantError::TooLarge { index, .. } => *index += first,
+        }
+        self
+    }
+}
+
+/// Quantises `values` (whole rows, so whole blocks) to `dtype`.
+///
+/// # Errors
+/// [`QuantError`], with the element.
+///
+/// # Panics
+/// When `dtype` is no block type, or `out` is not as long as the values take.
+pub fn quantise(values: &[f32], dtype: DType, out: &mut [u8]) -> Result<(), QuantError> {
+    assert!(dtype.is_block(), "{dtype} is no block type");
+    assert_eq!(Some(out.len()), dtype.bytes(values.len()), "values and blocks differ in length");
+    let block = dtype.block();
+    for (i, (x, b)) in values.chunks_exact(block.elements).zip(out.chunks_exact_mut(block.bytes)).enumerate() {
+        let first = i * block.elements;
+        if let Some(bad) = x.iter().position(|v| !v.is_finite()) {
+            return Err(QuantError::NotFinite { index: first + bad, value: x[bad] });
+        }
+        let fits = match dtype {
+            DType::Q8_0 => q8_0(x, b),
+            DType::Q4_0 => q4_0(x, b),
+            DType::Q4_K => k::quantise(x, 15.0, b),
+            DType::Q5_K => k::quantise(x, 31.0, b),
+            _ => q6::quantise(x, b),
+        };
+        if fits.is_none() {
+            return Err(QuantError::TooLarge { dtype, index: first, value: largest(x) });
+        }
+    }
+    Ok(())
+}
+
+/// Quantises stored weights of a float or block type, `threads` shares at a time. The number of threads changes no
+/// bit.
+///
+/// # Errors
+/// [`QuantError`], with the first element that is refused.
+///
+/// # Panics
+/// When `from` is neither a float nor a block type, or as [`quantise`].
+pub fn requantise(bytes: &[u8], from: DType, dtype: DType, threads: usize, out: &mut [u8]) -> Result<(), QuantError> {
+    assert!(from.is_weight(), "{from} is no weight");
+    assert!(dtype.is_block(), "{dtype} is no block type");
+    let block = dtype.block();
+    assert!(out.len().is_multiple_of(block.bytes), "a part of a block");
+    let elements = out.len() / block.bytes * block.elements;
+    assert_eq!(Some(bytes.len()), from.bytes(elements), "source and target differ in length");
+    // A piece is a whole number of blocks of both types, and small enough for the first cache.
+    let pieces = elements.div_ceil(PIECE);
+    let share = pieces.div_ceil(threads.max(1)).max(1) * PIECE;
+    let run = |first: usize, out: &mut [u8]| {
+        let mut wide = [0f32; PIECE];
+        let whole = PIECE / block.elements * block.bytes;
+        for (i, out) in out.chunks_mut(whole).enumerate() {
+            let first = first + i * PIECE;
+            let x = &mut wide[..out.len() / block.bytes * block.elements];
+            let at = |n: usize| from.bytes(n).expect("whole blocks: the lengths agree");
+            widen_into(&bytes[at(first)..at(first + x.len())], from, x);
+            quantise(x, dtype, out).map_err(|e| e.after(first))?;
+        }
+        Ok(())
+    };
+    let shares = out.chunks_mut(share / block.elements * block.bytes).enumerate();
+    let run = &run;
+    std::thread::scope(|scope| {
+        let started: Vec<_> = shares.map(|(i, out)| scope.spawn(move || run(i * share, out))).collect();
+        // In order, so that the first element is named whichever thread finds one first.
+        started.into_iter().try_for_each(|t| t.join().expect("a share does not panic"))
+    })
+}
+
+/// Elements widened at a time.
+const PIECE: usize = 2048;
+
+/// The element that is largest in size, with its sign.
+fn largest(x: &[f32]) -> f32 {
+    x.iter().fold(0.0, |m: f32, &v| if v.abs() > m.abs() { v } else { m })
+}
+
+/// `x` as f16 and what that is; `None` where it is too large.
+fn to_f16(x: f32) -> Option<(f16, f32)> {
+    let d = f16::from_f32(x);
+    d.is_finite().then(|| (d, d.to_f32()))
+}
+
+fn q8_0(x: &[f32], out: &mut [u8]) -> Option<()> {
+    let d = largest(x).abs() / 127.0;
+    let inverse = if d > 0.0 { 1.0 / d } else { 0.0 };
+    out[..2].copy_from_slice(&to_f16(d)?.0.to_le_bytes());
+    for (q, &v) in out[2..].iter_mut().zip(x) {
+        *q = (v * inverse).round() as i8 as u8;
+    }
+    Some(())
+}
+
+fn q4_0(x: &[f32], out: &mut [u8]) -> Option<()> {
+    const TOP: f32 = 8.0;
+    let (d, rounded) = to_f16(search::scale(x, TOP))?;
+    let inverse = if rounded == 0.0 { 0.0 } else { 1.0 / rounded };
+    out[..2].copy_from_slice(&d.to_le_bytes());
+    let code = |v: f32| (search::nearest(v * inverse, -TOP, TOP - 1.0) + TOP) as u8;
+    for (i, q) in out[2..].iter_mut().enumerate() {
+        *q = code(x[i]) | code(x[i + 16]) << 4;
+    }
+    Some(())
+}
