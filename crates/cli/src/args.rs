@@ -7,7 +7,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 use turbospark::device::Precision;
 use turbospark::{Cancel, DeviceChoice, GenerateOptions, LoadOptions, Sampling};
 
-use crate::commands::{chat, inspect, preprocess, read, run, trace};
+use crate::commands::{bench, chat, inspect, preprocess, read, run, trace};
 use crate::outcome::Usage;
 
 /// Read pages, ask about images and chat with Qwen vision-language models on this machine.
@@ -44,6 +44,8 @@ pub enum Command {
     Inspect(inspect::InspectArgs),
     /// Show what the model will see of images: sizes, patches, tokens
     Preprocess(preprocess::PreprocessArgs),
+    /// Measure encode, prefill and decode against the machine's limits
+    Bench(bench::BenchArgs),
     /// Write the named tensors of every stage, to hold against a reference
     Trace(trace::TraceArgs),
 }
@@ -99,6 +101,7 @@ impl LoadArgs {
         LoadOptions {
             device: self.device,
             threads: self.threads,
+            isa: None,
             precision: self.precision.unwrap_or_default(),
             context: self.context,
             sequences: 1,
@@ -188,9 +191,9 @@ impl AnswerArgs {
 }
 
 /// The most that a number of tokens or pixels can be: far above use, and no product of two overflows.
-const MOST: usize = 1 << 31;
+pub const MOST: usize = 1 << 31;
 
-fn count(text: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
+pub fn count(text: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
     let (low, high) = (range.start(), range.end());
     let wanted = || format!("expected a whole number from {low} to {high}");
     text.parse().ok().filter(|n| range.contains(n)).ok_or_else(wanted)
@@ -202,7 +205,7 @@ fn number(text: &str, range: RangeInclusive<f32>) -> Result<f32, String> {
     text.parse().ok().filter(|n| range.contains(n)).ok_or_else(wanted)
 }
 
-fn precision(text: &str) -> Result<Precision, String> {
+pub fn precision(text: &str) -> Result<Precision, String> {
     match text {
         "f32" => Ok(Precision::F32),
         "auto" => Ok(Precision::Auto),

@@ -34,6 +34,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => commands::chat::run(&args, verbose),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Preprocess(args) => commands::preprocess::run(&args),
+        Command::Bench(args) => commands::bench::run(&args, verbose),
         Command::Trace(args) => commands::trace::run(&args),
     };
     done.unwrap_or_else(|error| Outcome::of_error(&error)).into()

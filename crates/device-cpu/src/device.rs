@@ -3,9 +3,10 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use turbospark_device::{Buffer, Device, DeviceError, Mapping, Precision, Recorded, View};
+use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Precision, Recorded, View};
 
 use crate::isa::{Isa, Kernels};
+use crate::limits;
 use crate::memory::{self, Memory};
 use crate::ops::{self, Engine};
 use crate::pool::{Pool, default_threads};
@@ -153,5 +154,10 @@ impl Device for CpuDevice {
             }
             other => other,
         })
+    }
+
+    fn limits(&self) -> Result<Option<Limits>, DeviceError> {
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        limits::measure(engine.kernels, &engine.pool).map(Some)
     }
 }

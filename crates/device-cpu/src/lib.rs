@@ -11,6 +11,7 @@
 
 mod device;
 mod isa;
+mod limits;
 mod memory;
 mod ops;
 mod overlap;

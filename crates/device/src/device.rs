@@ -1,6 +1,6 @@
 use std::{io, sync::Arc};
 
-use crate::{Buffer, DeviceError, Recorded, View};
+use crate::{Buffer, DeviceError, Limits, Recorded, View};
 
 /// File pages or static bytes that a device may use in place.
 pub type Mapping = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -49,6 +49,14 @@ pub trait Device: Send + Sync {
 
     /// Runs ops in order. Called by [`Pass::submit`](crate::Pass::submit), with checked ops only.
     fn run(&self, ops: &[Recorded<'_>]) -> Result<(), DeviceError>;
+
+    /// Measures what the hardware can do, in a second or two; `None` from a device that doesn't.
+    ///
+    /// # Errors
+    /// When there is no memory to measure with.
+    fn limits(&self) -> Result<Option<Limits>, DeviceError> {
+        Ok(None)
+    }
 }
 
 impl dyn Device + '_ {

@@ -13,6 +13,7 @@
 mod buffer;
 mod device;
 mod error;
+mod limits;
 pub mod op;
 mod pass;
 pub mod reference;
@@ -20,6 +21,7 @@ pub mod reference;
 pub use buffer::{Buffer, View};
 pub use device::{Device, Mapping, Precision};
 pub use error::DeviceError;
+pub use limits::{Inputs, Limits, Peak};
 pub use op::{Activation, Expert, ExpertSource, Op, Snapshot, Span, WeightLayout};
 pub use pass::{Pass, Recorded, Scope, TapSink};
 pub use reference::ReferenceDevice;

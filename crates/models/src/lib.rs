@@ -18,6 +18,7 @@ mod qwen3_5;
 mod qwen3_vl;
 pub mod rope;
 mod scratch;
+mod traffic;
 mod trunk;
 mod vision_tower;
 mod weight;

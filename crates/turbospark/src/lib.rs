@@ -26,6 +26,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod bench;
 mod chat;
 #[cfg(feature = "embedded-model")]
 mod embedded;

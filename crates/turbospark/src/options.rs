@@ -39,6 +39,8 @@ pub struct LoadOptions {
     pub device: DeviceChoice,
     /// Worker threads; `None` takes the physical cores that the process may use.
     pub threads: Option<usize>,
+    /// Instruction set of the processor's kernels, such as `avx2`; `None` takes the best that it has.
+    pub isa: Option<String>,
     /// How far matmul inputs may be rounded.
     pub precision: Precision,
     /// Tokens that a sequence may have, images and answer included; `None` takes the checkpoint's, at most
@@ -72,6 +74,7 @@ impl Default for LoadOptions {
         LoadOptions {
             device: DeviceChoice::Auto,
             threads: None,
+            isa: None,
             precision: Precision::Auto,
             context: None,
             sequences: 4,
@@ -85,19 +88,36 @@ impl Default for LoadOptions {
 /// Makes the device that the options ask for.
 pub(crate) fn device(options: &LoadOptions) -> Result<Box<dyn Device>> {
     match options.device {
+        DeviceChoice::Reference if options.isa.is_some() => {
+            Err(Error::Options("the reference device has no instruction sets to choose from".into()))
+        }
         DeviceChoice::Reference => Ok(Box::new(turbospark_device::ReferenceDevice)),
         #[cfg(feature = "device-cpu")]
         DeviceChoice::Auto | DeviceChoice::Cpu => {
-            let cpu = turbospark_device_cpu::CpuOptions {
+            use turbospark_device_cpu::{CpuDevice, CpuOptions};
+            let cpu = CpuOptions {
                 threads: options.threads,
                 precision: options.precision,
-                ..Default::default()
+                isa: isa(options.isa.as_deref())?,
             };
-            Ok(Box::new(turbospark_device_cpu::CpuDevice::new(cpu)?))
+            Ok(Box::new(CpuDevice::new(cpu)?))
         }
         #[cfg(not(feature = "device-cpu"))]
         DeviceChoice::Auto | DeviceChoice::Cpu => {
             Err(Error::Options("this build has no device; enable the feature device-cpu".into()))
         }
     }
+}
+
+/// The instruction set of this name, which the processor must have.
+#[cfg(feature = "device-cpu")]
+fn isa(name: Option<&str>) -> Result<Option<turbospark_device_cpu::Isa>> {
+    use turbospark_device_cpu::Isa;
+    let Some(name) = name else { return Ok(None) };
+    let has = Isa::available();
+    let found = has.iter().find(|isa| isa.to_string() == name);
+    found.copied().map(Some).ok_or_else(|| {
+        let has: Vec<String> = has.iter().map(Isa::to_string).collect();
+        Error::Options(format!("this processor has no instruction set {name:?}; it has {}", has.join(", ")))
+    })
 }

@@ -1,5 +1,6 @@
 //! One file a command.
 
+pub mod bench;
 pub mod chat;
 mod dropped;
 pub mod inspect;

@@ -1,0 +1,382 @@
+//! Measuring a model: the tower, prompts and decoding, with the work of each.
+//!
+//! Every part runs once untimed, which brings its weights and scratch in, and then as often as asked; medians are
+//! reported. Token ids are random and fed as they are, pictures are noise: no speed here depends on values, but
+//! for experts, which random rows spread evenly. What goes wrong unseen: a prompt that the cache holds already is
+//! no work, so a timed prompt always runs in an empty session.
+//!
+//! ```
+//! use turbospark::bench::{BenchOptions, bench};
+//! # fn main() -> turbospark::Result<()> {
+//! # #[cfg(feature = "embedded-model")] {
+//! let options = BenchOptions { images: vec![(64, 64)], prefill: vec![16], decode: 2, reps: 1, ..Default::default() };
+//! let model = turbospark::Model::embedded(&options.load(Default::default()))?;
+//! let report = bench(&model, &options, &mut |_| ())?;
+//! assert_eq!(report.encode[0].patches(), 16);
+//! # }
+//! # Ok(())
+//! # }
+//! ```
+
+mod checkpoint;
+mod shapes;
+pub mod work;
+
+use std::time::{Duration, Instant};
+
+use turbospark_device::{Inputs, Limits, Precision};
+use turbospark_models::{ModelError, VisionInput};
+use turbospark_vision::{Picture, Rgb};
+
+use crate::{Cancel, Error, LoadOptions, Model, Prompt, PromptParts, Result, Session};
+pub use checkpoint::{build_checkpoint, cache_folder};
+pub use shapes::Shape;
+use work::{EncodeFlops, TokenFlops};
+
+/// What is measured. An empty list, or 0 tokens, leaves a part out.
+#[derive(Clone, Debug)]
+pub struct BenchOptions {
+    /// Widths and heights of pictures; each side is taken to the nearest multiple of a merged patch.
+    pub images: Vec<(usize, usize)>,
+    /// Lengths of prompts.
+    pub prefill: Vec<usize>,
+    /// Tokens to decode for each sequence.
+    pub decode: usize,
+    /// Tokens in the cache of each sequence before decoding.
+    pub depth: usize,
+    /// Sequences that are decoded together.
+    pub batch: usize,
+    /// Timed runs of each part.
+    pub reps: usize,
+    /// Ends it between two runs or tokens.
+    pub cancel: Cancel,
+}
+
+impl Default for BenchOptions {
+    fn default() -> Self {
+        BenchOptions {
+            images: vec![(1024, 1024)],
+            prefill: vec![512],
+            decode: 64,
+            depth: 128,
+            batch: 1,
+            reps: 3,
+            cancel: Cancel::new(),
+        }
+    }
+}
+
+impl BenchOptions {
+    /// `options` with a cache that holds what is measured and no more.
+    pub fn load(&self, options: LoadOptions) -> LoadOptions {
+        let longest = self.prefill.iter().map(|n| n + 1).max().unwrap_or(2);
+        let decoded = if self.decode > 0 { self.depth + self.decode + 1 } else { 0 };
+        let context = options.context.unwrap_or(longest.max(decoded));
+        LoadOptions { context: Some(context), sequences: self.batch.max(1), ..options }
+    }
+}
+
+/// What is being done, for a line of progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Stage {
+    /// The machine's limits.
+    Limits,
+    /// A picture of this width and height through the tower.
+    Encode(usize, usize),
+    /// A prompt of so many tokens.
+    Prefill(usize),
+    /// Decoding so many sequences.
+    Decode(usize),
+}
+
+/// What was measured.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Report {
+    /// What the machine can do; `None` from a device that doesn't measure itself.
+    pub limits: Option<Limits>,
+    /// The fastest arithmetic that the precision allows, operations a second.
+    pub peak_ops_per_s: Option<f64>,
+    /// One an image.
+    pub encode: Vec<Encode>,
+    /// One a prompt length.
+    pub prefill: Vec<Prefill>,
+    /// Where it was asked for.
+    pub decode: Option<Decode>,
+}
+
+/// Times of one picture in the tower, from patches to rows.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Encode {
+    /// Width and height as asked for.
+    pub size: (usize, usize),
+    /// Patches along time, height and width.
+    pub grid_thw: [usize; 3],
+    /// Rows for the prompt.
+    pub tokens: usize,
+    /// The work.
+    pub flops: EncodeFlops,
+    /// Each run.
+    pub times: Vec<Duration>,
+}
+
+/// Times of one prompt in the trunk, with the logits of its last token.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Prefill {
+    /// Its length.
+    pub tokens: usize,
+    /// The work.
+    pub flops: TokenFlops,
+    /// Each run.
+    pub times: Vec<Duration>,
+}
+
+/// Times of decoding, without sampling.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Decode {
+    /// Tokens decoded for each sequence.
+    pub tokens: usize,
+    /// Tokens of each sequence before.
+    pub depth: usize,
+    /// Sequences decoded together.
+    pub batch: usize,
+    /// Bytes that a token reads: the weights of a pass, shared by the batch, and its own keys, values and states.
+    pub bytes_per_token: f64,
+    /// The part of [`Decode::bytes_per_token`] that is weights.
+    pub weight_bytes_per_token: f64,
+    /// The work of all tokens of a run.
+    pub flops: TokenFlops,
+    /// Each run, of `tokens` passes.
+    pub times: Vec<Duration>,
+}
+
+/// The middle of `times`, or of the middle two.
+pub fn median(times: &[Duration]) -> Duration {
+    let mut sorted = times.to_vec();
+    sorted.sort();
+    match sorted.len() {
+        0 => Duration::ZERO,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2,
+    }
+}
+
+impl Encode {
+    /// Patches of the picture.
+    pub fn patches(&self) -> usize {
+        self.grid_thw.iter().product()
+    }
+
+    /// Operations a second, of the median.
+    pub fn flops_per_s(&self) -> f64 {
+        per_second(self.flops.total(), &self.times)
+    }
+}
+
+impl Prefill {
+    /// Tokens a second, of the median.
+    pub fn tokens_per_s(&self) -> f64 {
+        per_second(self.tokens as f64, &self.times)
+    }
+
+    /// Operations a second, of the median.
+    pub fn flops_per_s(&self) -> f64 {
+        per_second(self.flops.total(), &self.times)
+    }
+}
+
+impl Decode {
+    /// Tokens a second of all sequences together, of the median.
+    pub fn tokens_per_s(&self) -> f64 {
+        per_second((self.tokens * self.batch) as f64, &self.times)
+    }
+
+    /// Bytes a second, of the median.
+    pub fn bytes_per_s(&self) -> f64 {
+        self.tokens_per_s() * self.bytes_per_token
+    }
+}
+
+fn per_second(n: f64, times: &[Duration]) -> f64 {
+    n / median(times).as_secs_f64().max(1e-9)
+}
+
+/// Measures `model`, which was loaded with room for it ([`BenchOptions::load`]).
+///
+/// # Errors
+/// A text-only model that is to encode; a context that is too short; [`Error::Cancelled`]; the device's.
+pub fn bench(model: &Model, options: &BenchOptions, progress: &mut dyn FnMut(Stage)) -> Result<Report> {
+    if options.reps == 0 || options.batch == 0 || options.depth == 0 || options.prefill.contains(&0) {
+        return Err(Error::Options("runs, sequences and tokens of a prompt must be 1 or more".into()));
+    }
+    progress(Stage::Limits);
+    let limits = model.device().limits()?;
+    let floats: &[Inputs] = match model.device().precision() {
+        Precision::F32 => &[Inputs::F32],
+        Precision::Auto => &[Inputs::F32, Inputs::Bf16],
+    };
+    let peak_ops_per_s = limits.as_ref().and_then(|l| l.peak(floats)).map(|p| p.ops_per_s);
+    let mut report = Report { limits, peak_ops_per_s, encode: Vec::new(), prefill: Vec::new(), decode: None };
+    for &size in &options.images {
+        progress(Stage::Encode(size.0, size.1));
+        report.encode.push(encode(model, size, options)?);
+    }
+    for &tokens in &options.prefill {
+        progress(Stage::Prefill(tokens));
+        report.prefill.push(prefill(model, tokens, options)?);
+    }
+    if options.decode > 0 {
+        progress(Stage::Decode(options.batch));
+        report.decode = Some(decode(model, options)?);
+    }
+    Ok(report)
+}
+
+/// One untimed run and `reps` timed ones; a run gives its own time.
+fn timed(options: &BenchOptions, mut run: impl FnMut() -> Result<Duration>) -> Result<Vec<Duration>> {
+    let mut times = Vec::new();
+    for _ in 0..=options.reps {
+        if options.cancel.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        times.push(run()?);
+    }
+    times.remove(0);
+    Ok(times)
+}
+
+fn encode(model: &Model, (width, height): (usize, usize), options: &BenchOptions) -> Result<Encode> {
+    let tower = model.inner.model.vision.as_ref().ok_or(ModelError::NoVision)?;
+    let picture = picture(model, width, height)?;
+    let grid_thw = [picture.grid.t, picture.grid.h, picture.grid.w];
+    let patches = picture.patches();
+    let times = timed(options, || {
+        let mut engine = model.engine();
+        let began = Instant::now();
+        let input = VisionInput { grid_thw, patches: &patches };
+        tower.encode(model.device(), &[input], &mut engine.vision_scratch, None)?;
+        Ok(began.elapsed())
+    });
+    model.engine().vision_scratch.clear();
+    Ok(Encode {
+        size: (width, height),
+        grid_thw,
+        tokens: picture.tokens(),
+        flops: EncodeFlops::of(tower.config(), grid_thw),
+        times: times?,
+    })
+}
+
+/// Noise, sized as if the checkpoint set no limits.
+fn picture(model: &Model, width: usize, height: usize) -> Result<Picture> {
+    let source = |source| Error::Image { number: 1, source };
+    let config = model.image_config().ok_or(ModelError::NoVision)?.clone();
+    let most = width.saturating_mul(height).saturating_mul(4).max(config.max_pixels);
+    let least = config.layout.factor().pow(2);
+    let config = config.with_limits(Some(least), Some(most)).map_err(|e| source(e.into()))?;
+    let mut random = Random(1);
+    let data = (0..width * height * 3).map(|_| random.below(256) as u8).collect();
+    let rgb = Rgb::new(width, height, data).map_err(source)?;
+    Picture::from_rgb(rgb, &config, &model.inner.decode_limits).map_err(source)
+}
+
+fn prefill(model: &Model, tokens: usize, options: &BenchOptions) -> Result<Prefill> {
+    let prompt = prompt(model, tokens, 2)?;
+    let mut session = model.session();
+    let times = timed(options, || {
+        session.clear();
+        Ok(session.prefill(&prompt, &options.cancel, &mut |_| ())?.prefill)
+    })?;
+    Ok(Prefill { tokens, flops: TokenFlops::of(model.config(), 0, tokens, 1), times })
+}
+
+fn decode(model: &Model, options: &BenchOptions) -> Result<Decode> {
+    let &BenchOptions { decode: tokens, depth, batch, .. } = options;
+    let prompts = (0..batch).map(|i| prompt(model, depth, 3 + i as u64)).collect::<Result<Vec<_>>>()?;
+    let mut sessions: Vec<Session> = (0..batch).map(|_| model.session()).collect();
+    let mut random = Random(2);
+    let times = timed(options, || {
+        // Back to the prompt; most of it is in the cache.
+        for (session, prompt) in sessions.iter_mut().zip(&prompts) {
+            session.prefill(prompt, &options.cancel, &mut |_| ())?;
+        }
+        let began = Instant::now();
+        for _ in 0..tokens {
+            if options.cancel.is_cancelled() {
+                return Err(Error::Cancelled);
+            }
+            let mut steps: Vec<(&mut Session, u32)> =
+                sessions.iter_mut().map(|session| (session, random.token(model))).collect();
+            Session::decode_together(&mut steps)?;
+        }
+        Ok(began.elapsed())
+    })?;
+    let shape = model.engine().cache.shape();
+    let text = &model.config().text;
+    let keys = depth as f64 + (tokens as f64 + 1.0) / 2.0; // that a token sees, on average
+    let own = keys * shape.bytes_per_token(text) as f64 + shape.bytes_per_state(text) as f64;
+    let weights = model.inner.model.trunk.weight_bytes(batch) / batch as f64;
+    let one = TokenFlops::of(model.config(), depth, tokens, tokens);
+    let batched = |x: f64| x * batch as f64;
+    Ok(Decode {
+        tokens,
+        depth,
+        batch,
+        bytes_per_token: weights + own,
+        weight_bytes_per_token: weights,
+        flops: TokenFlops {
+            linear: batched(one.linear),
+            attention: batched(one.attention),
+            delta: batched(one.delta),
+            head: batched(one.head),
+        },
+        times,
+    })
+}
+
+/// The most memory that this process has had in use, mapped files included; `None` where the system doesn't tell.
+pub fn peak_rss_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// A prompt of random text tokens.
+fn prompt(model: &Model, tokens: usize, seed: u64) -> Result<Prompt> {
+    let mut random = Random(seed);
+    let ids = (0..tokens).map(|_| random.token(model)).collect();
+    let positions = (0..tokens as u32).map(|i| [i; 3]).collect();
+    let parts = PromptParts { ids, positions, ..Default::default() };
+    Ok(Prompt::new(parts, &model.prompt_limits())?)
+}
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    /// An id that stands for no image.
+    fn token(&mut self, model: &Model) -> u32 {
+        let c = model.config();
+        loop {
+            let id = self.below(c.text.vocab_size as u64) as u32;
+            if ![c.image_token_id, c.video_token_id].contains(&Some(id)) {
+                return id;
+            }
+        }
+    }
+}
