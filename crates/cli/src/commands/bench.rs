@@ -133,7 +133,9 @@ pub fn run(args: &BenchArgs, verbose: bool) -> anyhow::Result<Outcome> {
     progress.hide();
     interrupt.end();
     if args.json {
-        console::print_json(&object(&model, &report))?;
+        let mut object = object(&model, &report);
+        object["model_path"] = json!(path);
+        console::print_json(&object)?;
     } else {
         console::print(&table(&model, &report))?;
     }

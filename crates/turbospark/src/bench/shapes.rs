@@ -129,7 +129,7 @@ fn qwen3_5(t: Trunk, value_heads: usize, v: Tower) -> Value {
                 "rope_theta": 10_000_000, "partial_rotary_factor": 0.25},
             "tie_word_embeddings": t.tied, "use_cache": true, "vocab_size": 248_320,
         },
-        "vision_config": tower(&v, "qwen3_5", t.hidden),
+        "vision_config": tower(&Tower { deepstack: &[], ..v }, "qwen3_5", t.hidden),
     })
 }
 
