@@ -13,7 +13,7 @@ use turbospark_device::op::{
 };
 use turbospark_device::{Buffer, Device, DeviceError, Expert, ExpertSource, Pass, Span, View};
 use turbospark_device_cpu::{CpuDevice, CpuOptions};
-use turbospark_tensor::{DType, f32_to_bf16, f32_to_f16};
+use turbospark_tensor::{DType, f32_to_bf16, f32_to_f16, quant};
 
 type Group<'a> = BenchmarkGroup<'a, WallTime>;
 
@@ -41,14 +41,19 @@ fn time<'a>(group: &mut Group<'_>, name: &str, size: String, d: &'a CpuDevice, r
     });
 }
 
-/// `n` values of a float type, between -0.5 and 0.5, none so small that it slows arithmetic down.
+/// `n` values of a float or block type, between -0.5 and 0.5, none so small that it slows arithmetic down.
 fn values(d: &CpuDevice, dtype: DType, n: usize) -> Buffer {
     let value = |i: usize| (i * 7919 % 1009) as f32 / 1009.0 - 0.4995;
     let bytes: Vec<u8> = match dtype {
         DType::F32 => (0..n).flat_map(|i| value(i).to_le_bytes()).collect(),
         DType::BF16 => (0..n).flat_map(|i| f32_to_bf16(value(i)).to_le_bytes()).collect(),
         DType::F16 => (0..n).flat_map(|i| f32_to_f16(value(i)).to_le_bytes()).collect(),
-        other => panic!("{other} is not measured here"),
+        other => {
+            let floats: Vec<f32> = (0..n).map(value).collect();
+            let mut blocks = vec![0; other.bytes(n).expect("whole blocks")];
+            quant::quantise(&floats, other, &mut blocks).expect("finite values");
+            blocks
+        }
     };
     let buffer = d.alloc("bench", bytes.len()).expect("memory");
     d.write(buffer.bytes(), &bytes).expect("it fits");
@@ -87,7 +92,8 @@ fn matmul(c: &mut Criterion) {
         (8, 2048, 6144, false),
         (1, 2048, 151_936, false),
     ];
-    for dtype in [DType::BF16, DType::F16, DType::F32] {
+    let dtypes = [DType::BF16, DType::F16, DType::F32].into_iter().chain(DType::BLOCKS);
+    for dtype in dtypes {
         for (m, k, n, prompt) in sizes {
             if n > 100_000 && dtype != DType::BF16 {
                 continue;
@@ -97,7 +103,7 @@ fn matmul(c: &mut Criterion) {
             let work = if prompt {
                 Throughput::Elements(2 * (m * k * n) as u64)
             } else {
-                Throughput::Bytes((n * k * dtype.size()) as u64)
+                Throughput::Bytes(dtype.bytes(n * k).expect("whole blocks") as u64)
             };
             g.throughput(work);
             let kind = if prompt { "prompt" } else { "decode" };
@@ -154,7 +160,8 @@ fn paged(c: &mut Criterion) {
     let mut g = group(c, "paged-attention");
     const PAGE: usize = 64;
     let (heads, kv, n) = (16, 8, 128);
-    for (rows, start, decode) in [(512, 0, false), (512, 3584, false), (1, 511, true), (1, 4095, true)] {
+    let runs: [(usize, usize, bool); 4] = [(512, 0, false), (512, 3584, false), (1, 511, true), (1, 4095, true)];
+    for (rows, start, decode) in runs {
         let pages = (start + rows).div_ceil(PAGE);
         let [k, v] = [(); 2].map(|()| values(&d, DType::F16, pages * PAGE * kv * n));
         let (q, out) = (floats(&d, rows * heads * n), floats(&d, rows * heads * n));

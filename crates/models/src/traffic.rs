@@ -59,6 +59,7 @@ impl DenseWeights {
 
 impl Weight {
     fn bytes(&self) -> f64 {
-        (self.dtype().size() * self.shape().elements()) as f64
+        let elements = self.shape().elements();
+        self.dtype().bytes(elements).unwrap_or(0) as f64 // a weight is whole blocks
     }
 }

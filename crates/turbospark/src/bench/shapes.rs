@@ -11,8 +11,11 @@ pub struct Shape {
     pub config: Value,
 }
 
+/// Makes a `config.json`.
+type MakeConfig = fn() -> Value;
+
 /// Names and configurations; `tiny` is no published model and takes a moment.
-const SHAPES: &[(&str, fn() -> Value)] = &[
+const SHAPES: &[(&str, MakeConfig)] = &[
     ("tiny", || qwen3_vl(Trunk { hidden: 128, layers: 2, heads: 2, kv: 1, inner: 256, tied: true }, TINY)),
     ("qwen3-vl-2b", || qwen3_vl(Trunk { hidden: 2048, layers: 28, heads: 16, kv: 8, inner: 6144, tied: true }, MEDIUM)),
     ("qwen3-vl-4b", || qwen3_vl(Trunk { hidden: 2560, layers: 36, heads: 32, kv: 8, inner: 9728, tied: true }, MEDIUM)),
