@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 use turbospark::device::Precision;
-use turbospark::{Cancel, DeviceChoice, GenerateOptions, LoadOptions, Sampling};
+use turbospark::{Cancel, DeviceChoice, GenerateOptions, LoadOptions, Quant, Sampling};
 
 use crate::commands::{bench, chat, inspect, preprocess, read, run, trace};
 use crate::outcome::Usage;
@@ -83,6 +83,9 @@ pub struct LoadArgs {
     /// f32 rounds nothing and is slower; auto takes 16 bits where that is faster
     #[arg(long, value_name = "f32|auto", value_parser = precision)]
     precision: Option<Precision>,
+    /// Quantise weights while loading, to use less memory: q8_0, q6_k, q5_k, q4_k or q4_0 [default: as stored]
+    #[arg(long, value_name = "FORMAT", value_parser = str::parse::<Quant>)]
+    quant: Option<Quant>,
     /// Enlarge images below this many pixels [default: the model's]
     #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 1..=MOST))]
     min_pixels: Option<usize>,
@@ -103,6 +106,7 @@ impl LoadArgs {
             threads: self.threads,
             isa: None,
             precision: self.precision.unwrap_or_default(),
+            quant: self.quant,
             context: self.context,
             sequences: 1,
             min_pixels: self.min_pixels,

@@ -10,6 +10,14 @@ pub enum ModelError {
     /// A tensor is unknown, missing, misshapen or damaged.
     #[error(transparent)]
     Weights(#[from] turbospark_weights::Error),
+    /// A weight can't be quantised.
+    #[error("tensor {name:?}: {source}")]
+    Quant {
+        /// Its name in the checkpoint.
+        name: String,
+        /// Why.
+        source: turbospark_tensor::quant::QuantError,
+    },
     /// The device failed or refused.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -7,7 +7,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use turbospark_device::{Buffer, Device, DeviceError, Mapping, WeightLayout};
-use turbospark_tensor::Shape;
+use turbospark_tensor::quant::requantise;
+use turbospark_tensor::{DType, Shape};
 use turbospark_weights::{Checkpoint, Claims, FileId, Place};
 
 use crate::blocks::attention::AttentionWeights;
@@ -15,6 +16,7 @@ use crate::blocks::delta::DeltaWeights;
 use crate::blocks::mlp::{DenseWeights, Mlp, MoeWeights, ResidentExperts};
 use crate::blocks::vision_block::{BlockWeights, MergerWeights, NormWeights};
 use crate::config::{Config, DeltaConfig, LayerKind, MlpKind, MoeConfig, TextConfig, VisionConfig};
+use crate::quant::{Quant, Role, requantise_transposed};
 use crate::rope::TextRope;
 use crate::trunk::{Layer, Mixer, Norm, Trunk};
 use crate::vision_tower::VisionTower;
@@ -44,7 +46,15 @@ impl Model {
     /// # Errors
     /// A tensor that is missing, unknown or misshapen, by name and with both shapes; the device's.
     pub fn load(config: Config, checkpoint: &Checkpoint, device: &dyn Device) -> Result<Self> {
-        let mut l = Loader { device, claims: checkpoint.claims(), files: HashMap::new() };
+        Self::load_as(config, checkpoint, device, &LoadAs::default())
+    }
+
+    /// As [`Model::load`], with the trunk's linear weights quantised as they are brought.
+    ///
+    /// # Errors
+    /// As [`Model::load`]; a weight that is not finite or too large for its format, by name.
+    pub fn load_as(config: Config, checkpoint: &Checkpoint, device: &dyn Device, how: &LoadAs) -> Result<Self> {
+        let mut l = Loader { device, how: *how, claims: checkpoint.claims(), files: HashMap::new() };
         let vision = config.vision.as_ref().map(|v| l.tower(v)).transpose()?;
         let deepstack_blocks = config.vision.as_ref().map_or(Vec::new(), |v| v.deepstack_visual_indexes.clone());
         let trunk = l.trunk(&config, deepstack_blocks)?;
@@ -53,8 +63,18 @@ impl Model {
     }
 }
 
+/// How weights are brought to a device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LoadAs {
+    /// Formats to quantise to; what is quantised already stays as it is.
+    pub quant: Option<Quant>,
+    /// Threads that quantise; the number changes no bit. `None` takes the processors that the process may use.
+    pub threads: Option<usize>,
+}
+
 struct Loader<'a> {
     device: &'a dyn Device,
+    how: LoadAs,
     claims: Claims<'a>,
     /// Mapped files that the device uses in place; `None` where it can't.
     files: HashMap<FileId, Option<Arc<Buffer>>>,
@@ -86,6 +106,48 @@ impl Loader<'_> {
         let fill = |out: &mut [u8]| checkpoint.read(place, out).map_err(std::io::Error::other);
         self.device.fill(buffer.bytes(), &mut { fill })?;
         Ok(Weight::new(Arc::new(buffer), 0, place.dtype, place.shape))
+    }
+
+    /// A linear weight or table `[out, in]`, quantised where that is asked for and its rows are whole blocks.
+    fn linear(&mut self, name: &str, dims: &[usize], role: Role) -> Result<Weight> {
+        let place = self.claims.take(name, Shape::new(dims))?;
+        match self.format(&place, role, place.shape.last()) {
+            Some(dtype) => self.quantised(name, &place, dtype, place.shape, false),
+            None => self.bring(name, &place),
+        }
+    }
+
+    /// What a tensor with rows of `row` is quantised to.
+    fn format(&self, place: &Place, role: Role, row: usize) -> Option<DType> {
+        self.how.quant.filter(|_| place.dtype.is_float())?.of(role, row)
+    }
+
+    /// The tensor as blocks of `dtype`, with `shape`; `transposed` when its columns become rows.
+    fn quantised(&mut self, name: &str, place: &Place, dtype: DType, shape: Shape, transposed: bool) -> Result<Weight> {
+        let len = dtype.bytes(shape.elements()).ok_or_else(|| too_large(name))?;
+        let mapping = self.claims.checkpoint().map(place.file)?;
+        let bytes: &[u8] = (*mapping).as_ref();
+        let range = || Some(usize::try_from(place.offset).ok()?..usize::try_from(place.offset + place.length).ok()?);
+        let bytes = range().and_then(|r| bytes.get(r)).ok_or_else(|| too_large(name))?;
+        let threads = self.how.threads.or_else(|| std::thread::available_parallelism().ok().map(|n| n.get()));
+        let threads = threads.unwrap_or(1);
+        let buffer = self.device.alloc(name, len)?;
+        let mut refused = None;
+        let filled = self.device.fill(buffer.bytes(), &mut |out| {
+            let done = match transposed {
+                true => requantise_transposed(bytes, place.dtype, place.shape, dtype, threads, out),
+                false => requantise(bytes, place.dtype, dtype, threads, out),
+            };
+            done.map_err(|e| {
+                refused = Some(e);
+                std::io::Error::other("not quantised")
+            })
+        });
+        if let Some(source) = refused {
+            return Err(ModelError::Quant { name: name.to_owned(), source });
+        }
+        filled?;
+        Ok(Weight::new(Arc::new(buffer), 0, dtype, shape))
     }
 
     fn affine(&mut self, name: &str, out: usize, inner: usize) -> Result<Affine> {
@@ -149,12 +211,14 @@ impl Loader<'_> {
         let root = if self.claims.contains(&format!("{nested}.embed_tokens.weight")) { nested } else { "model" };
         let one_plus = config.family.is_qwen35();
         let table = [c.vocab_size, c.hidden_size];
-        let embed = self.take(&format!("{root}.embed_tokens.weight"), &table)?;
+        let tied = config.tie_word_embeddings;
+        let role = if tied { Role::Head } else { Role::Linear };
+        let embed = self.linear(&format!("{root}.embed_tokens.weight"), &table, role)?;
         let layers = (0..c.num_hidden_layers)
             .map(|i| self.layer(&format!("{root}.layers.{i}"), c, i, one_plus))
             .collect::<Result<Vec<_>>>()?;
         let norm = self.norm(&format!("{root}.norm.weight"), c.hidden_size, c, one_plus)?;
-        let lm_head = if config.tie_word_embeddings { embed.clone() } else { self.take("lm_head.weight", &table)? };
+        let lm_head = if tied { embed.clone() } else { self.linear("lm_head.weight", &table, Role::Head)? };
         let rope = TextRope::new(&c.rope);
         Ok(Trunk { family: config.family, config: c.clone(), embed, layers, norm, lm_head, rope, deepstack_blocks })
     }
@@ -165,28 +229,35 @@ impl Loader<'_> {
 
     fn layer(&mut self, name: &str, c: &TextConfig, i: usize, one_plus: bool) -> Result<Layer> {
         let input_norm = self.norm(&format!("{name}.input_layernorm.weight"), c.hidden_size, c, one_plus)?;
+        let sensitive = Role::Sensitive { layer: i, layers: c.num_hidden_layers };
         let mixer = match (c.layer_kinds[i], &c.delta) {
-            (LayerKind::LinearAttention, Some(d)) => Mixer::Delta(self.delta(&format!("{name}.linear_attn"), c, d)?),
-            _ => Mixer::Attention(self.attention(&format!("{name}.self_attn"), c, one_plus)?),
+            (LayerKind::LinearAttention, Some(d)) => {
+                Mixer::Delta(self.delta(&format!("{name}.linear_attn"), c, d, sensitive)?)
+            }
+            _ => Mixer::Attention(self.attention(&format!("{name}.self_attn"), c, one_plus, sensitive)?),
         };
         let after = format!("{name}.post_attention_layernorm.weight");
         let post_attention_norm = self.norm(&after, c.hidden_size, c, one_plus)?;
         let mlp = match (c.mlp_kinds[i], &c.moe) {
-            (MlpKind::Moe, Some(m)) => Mlp::Moe(self.moe(&format!("{name}.mlp"), c.hidden_size, m)?),
-            _ => Mlp::Dense(self.dense(&format!("{name}.mlp"), c.intermediate_size, c.hidden_size)?),
+            (MlpKind::Moe, Some(m)) => Mlp::Moe(self.moe(&format!("{name}.mlp"), c.hidden_size, m, sensitive)?),
+            _ => Mlp::Dense(self.dense(&format!("{name}.mlp"), c.intermediate_size, c.hidden_size, sensitive)?),
         };
         Ok(Layer { input_norm, mixer, post_attention_norm, mlp })
     }
 
-    fn attention(&mut self, name: &str, c: &TextConfig, one_plus: bool) -> Result<AttentionWeights> {
+    fn attention(&mut self, name: &str, c: &TextConfig, one_plus: bool, sensitive: Role) -> Result<AttentionWeights> {
         let (d, h) = (c.head_dim, c.hidden_size);
         let (queries, keys) = (c.num_attention_heads * d, c.num_key_value_heads * d);
         let gated = c.attention_output_gate;
         Ok(AttentionWeights {
-            q_proj: self.take(&format!("{name}.q_proj.weight"), &[queries * (1 + gated as usize), h])?,
-            k_proj: self.take(&format!("{name}.k_proj.weight"), &[keys, h])?,
-            v_proj: self.take(&format!("{name}.v_proj.weight"), &[keys, h])?,
-            o_proj: self.take(&format!("{name}.o_proj.weight"), &[h, queries])?,
+            q_proj: self.linear(
+                &format!("{name}.q_proj.weight"),
+                &[queries * (1 + gated as usize), h],
+                Role::Linear,
+            )?,
+            k_proj: self.linear(&format!("{name}.k_proj.weight"), &[keys, h], Role::Linear)?,
+            v_proj: self.linear(&format!("{name}.v_proj.weight"), &[keys, h], sensitive)?,
+            o_proj: self.linear(&format!("{name}.o_proj.weight"), &[h, queries], Role::Linear)?,
             q_norm: self.norm(&format!("{name}.q_norm.weight"), d, c, one_plus)?,
             k_norm: self.norm(&format!("{name}.k_norm.weight"), d, c, one_plus)?,
             head_dim: d,
@@ -194,54 +265,54 @@ impl Loader<'_> {
         })
     }
 
-    fn delta(&mut self, name: &str, c: &TextConfig, d: &DeltaConfig) -> Result<DeltaWeights> {
+    fn delta(&mut self, name: &str, c: &TextConfig, d: &DeltaConfig, sensitive: Role) -> Result<DeltaWeights> {
         let (h, heads, channels) = (c.hidden_size, d.num_value_heads, d.conv_channels());
         let conv = self.take(&format!("{name}.conv1d.weight"), &[channels, 1, d.conv_kernel])?;
         Ok(DeltaWeights {
-            in_proj_qkv: self.take(&format!("{name}.in_proj_qkv.weight"), &[channels, h])?,
-            in_proj_z: self.take(&format!("{name}.in_proj_z.weight"), &[d.value_dim(), h])?,
+            in_proj_qkv: self.linear(&format!("{name}.in_proj_qkv.weight"), &[channels, h], sensitive)?,
+            in_proj_z: self.linear(&format!("{name}.in_proj_z.weight"), &[d.value_dim(), h], Role::Linear)?,
             in_proj_b: self.take(&format!("{name}.in_proj_b.weight"), &[heads, h])?,
             in_proj_a: self.take(&format!("{name}.in_proj_a.weight"), &[heads, h])?,
             conv: conv.reshaped(&[channels, d.conv_kernel]),
             a_log: self.take(&format!("{name}.A_log"), &[heads])?,
             dt_bias: self.take(&format!("{name}.dt_bias"), &[heads])?,
             norm: self.take(&format!("{name}.norm.weight"), &[d.value_head_dim])?,
-            out_proj: self.take(&format!("{name}.out_proj.weight"), &[h, d.value_dim()])?,
+            out_proj: self.linear(&format!("{name}.out_proj.weight"), &[h, d.value_dim()], Role::Linear)?,
             eps: c.rms_norm_eps,
             config: *d,
         })
     }
 
-    fn dense(&mut self, name: &str, width: usize, hidden: usize) -> Result<DenseWeights> {
+    fn dense(&mut self, name: &str, width: usize, hidden: usize, sensitive: Role) -> Result<DenseWeights> {
         Ok(DenseWeights {
-            gate: self.take(&format!("{name}.gate_proj.weight"), &[width, hidden])?,
-            up: self.take(&format!("{name}.up_proj.weight"), &[width, hidden])?,
-            down: self.take(&format!("{name}.down_proj.weight"), &[hidden, width])?,
+            gate: self.linear(&format!("{name}.gate_proj.weight"), &[width, hidden], Role::Linear)?,
+            up: self.linear(&format!("{name}.up_proj.weight"), &[width, hidden], Role::Linear)?,
+            down: self.linear(&format!("{name}.down_proj.weight"), &[hidden, width], sensitive)?,
         })
     }
 
-    fn moe(&mut self, name: &str, hidden: usize, m: &MoeConfig) -> Result<MoeWeights> {
+    fn moe(&mut self, name: &str, hidden: usize, m: &MoeConfig, sensitive: Role) -> Result<MoeWeights> {
         let shared = match m.shared_expert_intermediate_size {
             Some(width) => Some((
-                self.dense(&format!("{name}.shared_expert"), width, hidden)?,
+                self.dense(&format!("{name}.shared_expert"), width, hidden, sensitive)?,
                 self.take(&format!("{name}.shared_expert_gate.weight"), &[1, hidden])?,
             )),
             None => None,
         };
         Ok(MoeWeights {
             router: self.take(&format!("{name}.gate.weight"), &[m.num_experts, hidden])?,
-            experts: self.experts(&format!("{name}.experts"), hidden, m)?,
+            experts: self.experts(&format!("{name}.experts"), hidden, m, sensitive)?,
             width: m.moe_intermediate_size,
             shared,
         })
     }
 
     /// The three layouts in which published files hold experts, told apart by name and shape.
-    fn experts(&mut self, name: &str, hidden: usize, m: &MoeConfig) -> Result<ResidentExperts> {
+    fn experts(&mut self, name: &str, hidden: usize, m: &MoeConfig, sensitive: Role) -> Result<ResidentExperts> {
         let (experts, width) = (m.num_experts, m.moe_intermediate_size);
         let fused = format!("{name}.gate_up_proj");
         if !self.claims.contains(&fused) {
-            let each = (0..experts).map(|e| self.dense(&format!("{name}.{e}"), width, hidden));
+            let each = (0..experts).map(|e| self.dense(&format!("{name}.{e}"), width, hidden, sensitive));
             return Ok(ResidentExperts::Split(each.collect::<Result<Vec<_>>>()?));
         }
         // `down` decides: where hidden = 2 * width the two `gate_up` layouts have one shape, but then hidden
@@ -262,8 +333,22 @@ impl Loader<'_> {
             WeightLayout::OutIn => [experts, 2 * width, hidden],
             WeightLayout::InOut => [experts, hidden, 2 * width],
         };
-        let down = self.bring(&down_name, &down.1)?;
-        let gate_up = self.take(&fused, &gate_up_dims)?;
+        let down = down.1;
+        let gate_up = self.claims.take(&fused, Shape::new(&gate_up_dims))?;
+        let formats = [self.format(&gate_up, Role::Linear, hidden), self.format(&down, sensitive, width)];
+        if let (WeightLayout::InOut, [Some(gate_up_type), Some(down_type)]) = (layout, formats) {
+            // Blocks run along `in`: the experts are turned. Where one of the two can't be quantised, neither is.
+            let sides = Shape::from([experts, 2 * width, hidden]);
+            let gate_up = self.quantised(&fused, &gate_up, gate_up_type, sides, true)?;
+            let down = self.quantised(&down_name, &down, down_type, Shape::from(out_in), true)?;
+            return Ok(ResidentExperts::Fused { gate_up, down, layout: WeightLayout::OutIn });
+        }
+        let mut bring = |name: &str, place: &Place, format: Option<DType>| match (layout, format) {
+            (WeightLayout::OutIn, Some(dtype)) => self.quantised(name, place, dtype, place.shape, false),
+            _ => self.bring(name, place),
+        };
+        let down = bring(&down_name, &down, formats[1])?;
+        let gate_up = bring(&fused, &gate_up, formats[0])?;
         Ok(ResidentExperts::Fused { gate_up, down, layout })
     }
 }

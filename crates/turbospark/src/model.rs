@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use turbospark_device::Device;
 use turbospark_models::config::Config;
-use turbospark_models::{Cache, CacheShape, Scratch, Sequence};
+use turbospark_models::{Cache, CacheShape, LoadAs, Scratch, Sequence};
 use turbospark_text::{ChatTemplate, GenerationConfig, Placeholders, Tokenizer};
 use turbospark_vision::{DecodeLimits, ImageConfig, Picture};
 use turbospark_weights::{Checkpoint, Folder, Sidecar};
@@ -90,7 +90,8 @@ impl Model {
 
         let device = device(options)?;
         let span = tracing::info_span!("load", model = %name, device = %device.name()).entered();
-        let model = turbospark_models::Model::load(config, &checkpoint, &*device)?;
+        let how = LoadAs { quant: options.quant, threads: options.threads };
+        let model = turbospark_models::Model::load_as(config, &checkpoint, &*device, &how)?;
         let engine = Engine::new(&*device, &model, context, options.sequences)?;
         drop(span);
         let threads = options.threads.unwrap_or(1).clamp(1, 16);

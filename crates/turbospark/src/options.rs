@@ -1,6 +1,7 @@
 use std::str::FromStr;
 
 use turbospark_device::{Device, Precision};
+use turbospark_models::Quant;
 
 use crate::{Error, Result};
 
@@ -43,6 +44,9 @@ pub struct LoadOptions {
     pub isa: Option<String>,
     /// How far matmul inputs may be rounded.
     pub precision: Precision,
+    /// Quantise the trunk's linear weights while loading; `None` uses them as they are stored. What is quantised
+    /// already stays as it is.
+    pub quant: Option<Quant>,
     /// Tokens that a sequence may have, images and answer included; `None` takes the checkpoint's, at most
     /// [`LoadOptions::DEFAULT_CONTEXT`].
     pub context: Option<usize>,
@@ -76,6 +80,7 @@ impl Default for LoadOptions {
             threads: None,
             isa: None,
             precision: Precision::Auto,
+            quant: None,
             context: None,
             sequences: 4,
             min_pixels: None,

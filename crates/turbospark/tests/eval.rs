@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use turbospark::device::Precision;
-use turbospark::{GenerateOptions, LoadOptions, Model, Sampling};
+use turbospark::{GenerateOptions, LoadOptions, Model, Quant, Sampling};
 use turbospark_testkit::{assets, shared};
 
 /// Edits that turn one text into the other.
@@ -21,7 +21,16 @@ fn edits(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-fn check(model: &Model, name: &str) {
+/// What a model made of the evaluation pages.
+struct Score {
+    /// Per cent of the characters.
+    ours: f64,
+    /// The reference's.
+    theirs: f64,
+    different: Vec<String>,
+}
+
+fn score(model: &Model, name: &str) -> Score {
     let folder = assets().join("eval");
     let predictions = std::fs::read_to_string(folder.join(format!("predictions-{name}.jsonl"))).unwrap();
     let (mut ours, mut theirs, mut characters, mut different) = (0, 0, 0, Vec::new());
@@ -40,9 +49,25 @@ fn check(model: &Model, name: &str) {
         }
     }
     let rate = |n: usize| 100.0 * n as f64 / characters as f64;
-    println!("{name}: character error rate {:.2} %, the reference {:.2} %", rate(ours), rate(theirs));
+    Score { ours: rate(ours), theirs: rate(theirs), different }
+}
+
+fn check(model: &Model, name: &str) {
+    let Score { ours, theirs, different } = score(model, name);
+    println!("{name}: character error rate {ours:.2} %, the reference {theirs:.2} %");
     assert!(different.is_empty(), "{name}: {} answers differ:\n{}", different.len(), different.join("\n"));
-    assert!((rate(ours) - rate(theirs)).abs() < 0.1);
+    assert!((ours - theirs).abs() < 0.1);
+}
+
+/// Points of error rate that quantised weights may cost.
+fn quantised(open: impl Fn(&LoadOptions) -> Model, name: &str, margins: [(Quant, f64); 5]) {
+    for (quant, margin) in margins {
+        let Score { ours, theirs, different } =
+            score(&open(&LoadOptions { quant: Some(quant), ..options(Precision::Auto) }), name);
+        let n = different.len();
+        println!("{name} {quant}: character error rate {ours:.2} %, the reference {theirs:.2} %, {n} answers differ");
+        assert!(ours <= theirs + margin, "{quant}: {ours:.2} %, {theirs:.2} % unquantised:\n{}", different.join("\n"));
+    }
 }
 
 fn options(precision: Precision) -> LoadOptions {
@@ -59,6 +84,24 @@ fn the_embedded_model_reads_as_the_reference_does_in_f32() {
 #[cfg(feature = "embedded-model")]
 fn the_embedded_model_reads_as_the_reference_does_by_default() {
     check(&Model::embedded(&options(Precision::Auto)).unwrap(), "tiny-ocr-qwen3_vl");
+}
+
+#[test]
+#[cfg(feature = "embedded-model")]
+fn the_embedded_model_reads_nearly_as_well_quantised() {
+    quantised(|o| Model::embedded(o).unwrap(), "tiny-ocr-qwen3_vl", MARGINS);
+}
+
+/// Measured: docs/quantisation.md, "How near".
+const MARGINS: [(Quant, f64); 5] =
+    [(Quant::Q8_0, 0.3), (Quant::Q6_K, 1.0), (Quant::Q5_K, 1.5), (Quant::Q4_K, 3.0), (Quant::Q4_0, 3.0)];
+
+#[test]
+fn the_hybrid_model_reads_nearly_as_well_quantised() {
+    match shared("models/tiny-ocr-qwen3_5") {
+        Some(folder) => quantised(|o| Model::open(&folder, o).unwrap(), "tiny-ocr-qwen3_5", MARGINS),
+        None => println!("skipped: tiny-ocr-qwen3_5 is not part of the project"),
+    }
 }
 
 #[test]

@@ -1,0 +1,175 @@
+//! Weights quantised while loading are those of a checkpoint that holds their dequantised values.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use support::*;
+use turbospark_device::{Device, ReferenceDevice};
+use turbospark_models::config::Config;
+use turbospark_models::{LoadAs, Model, ModelError, Quant, Role};
+use turbospark_tensor::{DType, quant::quantise, widen_into};
+use turbospark_testkit::{ExpertLayout, RawTensor, pack, random_checkpoint};
+use turbospark_vision::Grid;
+use turbospark_weights::Checkpoint;
+
+const LAYERS: usize = 4;
+
+fn config(model_type: &str, mut text: Value, tied: bool) -> Value {
+    let moe = model_type.ends_with("moe");
+    let more = json!({
+        "vocab_size": 301, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "hidden_size": 256,
+        "num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
+        "intermediate_size": if moe { 40 } else { 256 },
+    });
+    text.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let vision = json!({
+        "depth": 1, "hidden_size": 24, "intermediate_size": 38, "num_heads": 2, "in_channels": 3, "patch_size": 16,
+        "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 256, "num_position_embeddings": 49,
+        "deepstack_visual_indexes": if model_type.starts_with("qwen3_vl") { vec![0] } else { vec![] },
+    });
+    json!({
+        "model_type": model_type, "text_config": text, "vision_config": vision, "tie_word_embeddings": tied,
+        "image_token_id": 297, "video_token_id": 298, "vision_start_token_id": 299, "vision_end_token_id": 300,
+    })
+}
+
+fn rope() -> Value {
+    json!({"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 4, 4]})
+}
+
+fn dense() -> Value {
+    config("qwen3_vl", json!({"rope_parameters": rope()}), true)
+}
+
+/// Experts of rows of 256 and, in `down`, of `width`.
+fn mixture(width: usize) -> Value {
+    let text = json!({
+        "rope_parameters": rope(), "moe_intermediate_size": width, "num_experts": 3, "num_experts_per_tok": 2,
+        "mlp_only_layers": [2], "decoder_sparse_step": 1,
+    });
+    config("qwen3_vl_moe", text, false)
+}
+
+fn hybrid() -> Value {
+    let rope = json!({
+        "rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25,
+    });
+    let text = json!({
+        "rope_parameters": rope, "linear_conv_kernel_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_experts": 3, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 256,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    });
+    config("qwen3_5_moe", text, false)
+}
+
+type Stored = BTreeMap<String, RawTensor>;
+
+fn load(config: &Value, tensors: &Stored, quant: Option<Quant>, device: &dyn Device) -> Result<Model, ModelError> {
+    let bytes: Arc<[u8]> = pack(tensors).into();
+    let checkpoint = Checkpoint::from_bytes("random", bytes).unwrap();
+    let how = LoadAs { quant, threads: Some(2) };
+    Model::load_as(Config::parse(&config.to_string()).unwrap(), &checkpoint, device, &how)
+}
+
+fn logits(model: &Model, device: &dyn Device) -> Vec<Vec<u32>> {
+    let layout = Layout::new(&[Part::Text(3), Part::Image(Grid { t: 1, h: 4, w: 2 }), Part::Text(3)], 12);
+    let images = layout.encode(model, device);
+    let n = layout.rows.len();
+    let mut room = Room::new(model, device, 1, n + 1);
+    let mut all = room.prefill(&layout, &images, 0, 50);
+    let row = decoded(&layout, 5, n);
+    all.extend(room.forward(&[(0, Piece { rows: &[row], start: n, decode: true, images: &[], snapshots: vec![] })]));
+    assert!(all.iter().all(|l| l.is_finite()) && all.iter().any(|l| l.abs() > 0.05));
+    vec![bits(&all)]
+}
+
+/// What a tensor is for, by its name.
+fn role(name: &str, tied: bool) -> Option<Role> {
+    let layer = || name.split('.').find_map(|part| part.parse().ok()).unwrap();
+    let part = name.trim_end_matches(".weight").rsplit('.').next().unwrap();
+    match part {
+        _ if name.contains("visual") => None,
+        "lm_head" => Some(Role::Head),
+        "embed_tokens" => Some(if tied { Role::Head } else { Role::Linear }),
+        "q_proj" | "k_proj" | "o_proj" | "gate_proj" | "up_proj" | "gate_up_proj" | "in_proj_z" | "out_proj" => {
+            Some(Role::Linear)
+        }
+        "v_proj" | "down_proj" | "in_proj_qkv" => Some(Role::Sensitive { layer: layer(), layers: LAYERS }),
+        _ => None,
+    }
+}
+
+/// The tensors with the values that quantising leaves of them, and how many have each type.
+fn dequantised(tensors: &Stored, quant: Quant, tied: bool) -> (Stored, BTreeMap<DType, usize>) {
+    let mut types = BTreeMap::new();
+    let one = |(name, t): (&String, &RawTensor)| {
+        let row = *t.dims.last().unwrap();
+        let Some(dtype) = role(name, tied).and_then(|r| quant.of(r, row)) else { return (name.clone(), t.clone()) };
+        *types.entry(dtype).or_insert(0) += 1;
+        let mut x: Vec<f32> = t.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        let mut blocks = vec![0; dtype.bytes(x.len()).unwrap()];
+        quantise(&x, dtype, &mut blocks).unwrap();
+        widen_into(&blocks, dtype, &mut x);
+        (name.clone(), RawTensor::f32(&t.dims, &x))
+    };
+    (tensors.iter().map(one).collect(), types)
+}
+
+#[test]
+fn quantising_while_loading_gives_the_bits_of_the_dequantised_checkpoint() {
+    let device = &ReferenceDevice;
+    for (config, tied, quants) in [
+        (dense(), true, &Quant::ALL[..]),
+        (mixture(256), false, &[Quant::Q4_K, Quant::Q4_0]),
+        (hybrid(), false, &[Quant::Q5_K, Quant::Q8_0]),
+    ] {
+        let tensors = random_checkpoint(&config, ExpertLayout::Fused, false, 11);
+        let plain = logits(&load(&config, &tensors, None, device).unwrap(), device);
+        for &quant in quants {
+            let (expected, types) = dequantised(&tensors, quant, tied);
+            let expected = logits(&load(&config, &expected, None, device).unwrap(), device);
+            let family = &config["model_type"];
+            println!("{family} {quant}: {types:?}");
+            assert!(
+                types.len() > 1 || quant.dtype() == DType::Q8_0 || tied,
+                "{quant}: the mix is not tested: {types:?}"
+            );
+            assert!(plain != expected, "{family} {quant}: quantising changed nothing");
+            let layouts = match family.as_str().unwrap().ends_with("moe") {
+                true => &[ExpertLayout::Fused, ExpertLayout::FusedTransposed, ExpertLayout::Split][..],
+                false => &[ExpertLayout::Fused],
+            };
+            for &layout in layouts {
+                let tensors = random_checkpoint(&config, layout, false, 11);
+                let got = logits(&load(&config, &tensors, Some(quant), device).unwrap(), device);
+                assert!(got == expected, "{family} {quant}: bits differ");
+            }
+        }
+    }
+}
+
+#[test]
+fn experts_that_are_no_whole_blocks_stay_as_they_are_stored() {
+    // Of transposed experts both tensors stay where one has to; else each goes its way.
+    let device = &ReferenceDevice;
+    let config = mixture(20);
+    for layout in [ExpertLayout::FusedTransposed, ExpertLayout::Fused] {
+        let tensors = random_checkpoint(&config, layout, false, 11);
+        logits(&load(&config, &tensors, Some(Quant::Q4_K), device).unwrap(), device);
+    }
+}
+
+#[test]
+fn a_weight_that_is_not_finite_is_refused_by_name() {
+    let config = dense();
+    let mut tensors = random_checkpoint(&config, ExpertLayout::Fused, false, 11);
+    let name = "model.language_model.layers.1.mlp.up_proj.weight";
+    let up = tensors.get_mut(name).unwrap();
+    up.bytes[4 * 700..4 * 700 + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let said = load(&config, &tensors, Some(Quant::Q8_0), &ReferenceDevice).unwrap_err().to_string();
+    assert_eq!(said, format!("tensor {name:?}: element 700 is NaN; only finite weights are quantised"));
+}
