@@ -76,7 +76,7 @@ Examples:
 
 A shape's checkpoint is written once, to turbospark/shapes in the cache folder (XDG_CACHE_HOME),
 and takes two bytes a weight of disk. Each part runs once untimed, then --reps times. Shares are
-of what the program measures first: the fastest floating-point unit that the precision allows,
+of what the program measures last: the fastest floating-point unit that the precision allows,
 and reading memory. Operations are counted from the shapes; bytes of a decoded token are the
 weights that a pass reads, shared by the batch, and the token's own cache.";
 
@@ -211,7 +211,8 @@ fn object(model: &Model, report: &Report) -> Value {
         "prefill": prefill.first(),
         "prefills": prefill,
         "decode": report.decode.as_ref().map(|d| decode_object(d, report)),
-        "peak_rss_bytes": bench::peak_rss_bytes(),
+        "weights_bytes": model.checkpoint().total_bytes(),
+        "peak_rss_bytes": report.peak_rss_bytes,
     })
 }
 
@@ -311,7 +312,7 @@ fn table(model: &Model, report: &Report) -> String {
         let (rate, read, each) = (d.tokens_per_s(), d.bytes_per_s() / 1e9, d.bytes_per_token / 1e6);
         line(&name, format!("{rate:.2} tokens/s, {read:.1} GB/s{share} ({each:.1} MB a token)"));
     }
-    if let Some(bytes) = bench::peak_rss_bytes() {
+    if let Some(bytes) = report.peak_rss_bytes {
         line("peak memory", format!("{:.2} GB, mapped weights included", bytes as f64 / 1e9));
     }
     out

@@ -104,6 +104,9 @@ pub struct Report {
     pub prefill: Vec<Prefill>,
     /// Where it was asked for.
     pub decode: Option<Decode>,
+    /// The most memory that the process had in use, mapped files included, before the limits were measured; `None`
+    /// where the system doesn't tell.
+    pub peak_rss_bytes: Option<u64>,
 }
 
 /// Times of one picture in the tower, from patches to rows.
@@ -213,14 +216,14 @@ pub fn bench(model: &Model, options: &BenchOptions, progress: &mut dyn FnMut(Sta
     if options.reps == 0 || options.batch == 0 || options.depth == 0 || options.prefill.contains(&0) {
         return Err(Error::Options("runs, sequences and tokens of a prompt must be 1 or more".into()));
     }
-    progress(Stage::Limits);
-    let limits = model.device().limits()?;
-    let floats: &[Inputs] = match model.device().precision() {
-        Precision::F32 => &[Inputs::F32],
-        Precision::Auto => &[Inputs::F32, Inputs::Bf16],
+    let mut report = Report {
+        limits: None,
+        peak_ops_per_s: None,
+        encode: Vec::new(),
+        prefill: Vec::new(),
+        decode: None,
+        peak_rss_bytes: None,
     };
-    let peak_ops_per_s = limits.as_ref().and_then(|l| l.peak(floats)).map(|p| p.ops_per_s);
-    let mut report = Report { limits, peak_ops_per_s, encode: Vec::new(), prefill: Vec::new(), decode: None };
     for &size in &options.images {
         progress(Stage::Encode(size.0, size.1));
         report.encode.push(encode(model, size, options)?);
@@ -233,6 +236,15 @@ pub fn bench(model: &Model, options: &BenchOptions, progress: &mut dyn FnMut(Sta
         progress(Stage::Decode(options.batch));
         report.decode = Some(decode(model, options)?);
     }
+    // Last, since measuring memory takes more of it than many a model.
+    report.peak_rss_bytes = peak_rss_bytes();
+    progress(Stage::Limits);
+    report.limits = model.device().limits()?;
+    let floats: &[Inputs] = match model.device().precision() {
+        Precision::F32 => &[Inputs::F32],
+        Precision::Auto => &[Inputs::F32, Inputs::Bf16],
+    };
+    report.peak_ops_per_s = report.limits.as_ref().and_then(|l| l.peak(floats)).map(|p| p.ops_per_s);
     Ok(report)
 }
 
@@ -338,8 +350,7 @@ fn decode(model: &Model, options: &BenchOptions) -> Result<Decode> {
     })
 }
 
-/// The most memory that this process has had in use, mapped files included; `None` where the system doesn't tell.
-pub fn peak_rss_bytes() -> Option<u64> {
+fn peak_rss_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
