@@ -58,6 +58,20 @@ fn a_shape_is_built_once_and_its_object_has_every_field() {
 }
 
 #[test]
+fn quantised_weights_are_fewer_bytes_of_a_decoded_token() {
+    let measure = |more: &[&str]| {
+        let args = ["bench", "--only", "decode", "--decode", "1", "--depth", "1", "--reps", "1", "--json"];
+        let objects = run([&args[..], more].concat()).ends_with_code(0).objects();
+        (number(&objects[0]["decode"], "weight_bytes_per_token"), objects[0]["quant"].clone())
+    };
+    let ((stored, none), (quantised, q8_0)) = (measure(&[]), measure(&["--quant", "q8_0"]));
+    assert_eq!((none, q8_0), (Value::Null, "q8_0".into()));
+    // 34 bytes for 32 weights in place of 64; norms stay.
+    let ratio = quantised / stored;
+    assert!((0.53..0.54).contains(&ratio), "{ratio}");
+}
+
+#[test]
 fn the_table_shows_only_the_parts_asked_for() {
     let ran = run(["bench", "--only", "prefill", "--prefill", "8", "--reps", "1", "--isa", "portable"]);
     let ran = ran.ends_with_code(0);
@@ -71,6 +85,7 @@ fn wrong_usage_is_told_with_what_there_is() {
     let wrong = |args: &[&str], words: &[&str]| run([&["bench"], args].concat()).ends_with_code(2).says(words);
     wrong(&["--shape", "qwen9"], &["qwen9", "qwen3-vl-2b", "qwen3.5-0.8b", "qwen3-vl-30b-a3b"]);
     wrong(&["--isa", "mmx"], &["mmx", "portable"]);
+    wrong(&["--quant", "q3"], &["q3", "q8_0", "q4_k"]);
     wrong(&["--isa", "portable", "--device", "reference"], &["reference"]);
     wrong(&["--image", "1024"], &["1280x960"]);
     wrong(&["--image", "0x64"], &["1280x960"]);

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use turbospark::bench::{self, BenchOptions, Decode, Encode, Prefill, Report, Shape, Stage};
 use turbospark::device::{Limits, Precision};
-use turbospark::{Cancel, DeviceChoice, LoadOptions, Model};
+use turbospark::{Cancel, DeviceChoice, LoadOptions, Model, Quant};
 
 use crate::args::{MOST, count, precision};
 use crate::interrupt::Interrupt;
@@ -61,6 +61,9 @@ pub struct BenchArgs {
     /// f32 rounds nothing and is slower; auto takes 16 bits where that is faster
     #[arg(long, value_name = "f32|auto", value_parser = precision)]
     precision: Option<Precision>,
+    /// Quantise the trunk's weights while loading: q8_0, q6_k, q5_k, q4_k or q4_0 [default: as stored]
+    #[arg(long, value_name = "FORMAT", value_parser = str::parse::<Quant>)]
+    quant: Option<Quant>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -72,6 +75,7 @@ Examples:
   turbospark bench --shape qwen3-vl-2b --threads 2
   turbospark bench --shape qwen3.5-0.8b --only prefill --prefill 512 --prefill 2048
   turbospark bench --shape qwen3-vl-2b --only decode --batch 8 --isa avx2 --json
+  turbospark bench --shape qwen3-vl-2b --only prefill,decode --quant q4_k
   turbospark bench Qwen3-VL-2B-Instruct --only encode --image 1280x960
 
 A shape's checkpoint is written once, to turbospark/shapes in the cache folder (XDG_CACHE_HOME),
@@ -135,6 +139,7 @@ pub fn run(args: &BenchArgs, verbose: bool) -> anyhow::Result<Outcome> {
     if args.json {
         let mut object = object(&model, &report);
         object["model_path"] = json!(path);
+        object["quant"] = json!(args.quant.map(|q| q.to_string()));
         console::print_json(&object)?;
     } else {
         console::print(&table(&model, &report))?;
@@ -164,6 +169,7 @@ impl BenchArgs {
             threads: self.threads,
             isa: self.isa.clone(),
             precision: self.precision.unwrap_or_default(),
+            quant: self.quant,
             ..Default::default()
         }
     }
