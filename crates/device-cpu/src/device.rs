@@ -17,7 +17,7 @@ use crate::scratch::Scratch;
 pub struct CpuOptions {
     /// Threads that compute; by default one a physical core, within the CPUs and the quota granted.
     pub threads: Option<usize>,
-    /// How far inputs of matrix products may be rounded. This device gains nothing by it yet and never does.
+    /// Whether inputs of matrix products may be rounded to what the CPU multiplies fastest.
     pub precision: Precision,
     /// The instruction set; by default the best that the CPU has.
     pub isa: Option<Isa>,
@@ -69,11 +69,12 @@ impl CpuDevice {
                 let has: Vec<String> = Isa::available().iter().map(Isa::to_string).collect();
                 DeviceError::Unsupported(format!("this CPU has no {isa}; it has {}", has.join(", ")))
             })?,
-            None => {
-                let best = Isa::available().last().copied().unwrap_or(Isa::Portable);
-                Kernels::new(best).expect("available")
-            }
+            None => Kernels::new(Isa::best()).expect("available"),
         };
+        Self::with_kernels(kernels, options)
+    }
+
+    fn with_kernels(kernels: Kernels, options: CpuOptions) -> Result<Self, DeviceError> {
         let threads = options.threads.unwrap_or_else(default_threads);
         if !(1..=1024).contains(&threads) {
             return Err(DeviceError::Unsupported(format!("{threads} threads were asked for; choose 1 to 1024")));
@@ -85,6 +86,7 @@ impl CpuDevice {
         let owner = DEVICES.fetch_add(1, Ordering::Relaxed);
         let engine = Engine {
             kernels,
+            exact: options.precision == Precision::F32,
             pool,
             packed: Scratch::new(),
             partial: Scratch::new(),
@@ -159,5 +161,105 @@ impl Device for CpuDevice {
     fn limits(&self) -> Result<Option<Limits>, DeviceError> {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         limits::measure(engine.kernels, &engine.pool).map(Some)
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    //! The AMX unit on CPUs without it: its packing, blocking and edges, with the tile registers in plain loops.
+
+    use turbospark_device::op::{Attention, Matmul, PagedAttention};
+    use turbospark_device::{Pass, ReferenceDevice, Span};
+    use turbospark_tensor::{DType, f32_to_bf16};
+
+    use super::*;
+    use crate::simd::amx::Amx;
+
+    fn numbers(n: usize, seed: usize) -> Vec<f32> {
+        let number = |i: usize| ((i + seed) * 7919 % 2011) as f32 / 1005.5 - 1.0;
+        (0..n).map(|i| f32::from_bits((f32_to_bf16(number(i)) as u32) << 16)).collect()
+    }
+
+    fn floats(d: &dyn Device, values: &[f32]) -> Buffer {
+        let buffer = d.alloc("test", 4 * values.len()).unwrap();
+        d.write_f32(buffer.view(0, DType::F32, [values.len()]), values).unwrap();
+        buffer
+    }
+
+    fn agree(tolerance: f32, f: impl Fn(&dyn Device) -> Vec<f32>) {
+        let Some(unit) = Amx::software() else {
+            eprintln!("skipped: this CPU has no AVX512-BF16");
+            return;
+        };
+        let options = CpuOptions { threads: Some(2), ..CpuOptions::default() };
+        let device = CpuDevice::with_kernels(Kernels::SoftwareAmx(unit), options).unwrap();
+        for (i, (got, want)) in f(&device).into_iter().zip(f(&ReferenceDevice)).enumerate() {
+            assert!((got - want).abs() <= tolerance * (1.0 + want.abs()), "[{i}]: {got}, expected {want}");
+        }
+    }
+
+    #[test]
+    fn matrices_of_all_edges_agree() {
+        for (m, k, n) in [(1, 1, 1), (16, 32, 32), (17, 33, 31), (33, 515, 65), (70, 1100, 34), (40, 95, 200)] {
+            agree(1e-4, |d| {
+                let (x, w) = (floats(d, &numbers(m * k, 1)), floats(d, &numbers(n * k, 5)));
+                let out = floats(d, &vec![0.0; m * n]);
+                let view = out.view(0, DType::F32, [m, n]);
+                let mut pass = Pass::new(d);
+                pass.matmul(Matmul::new(x.view(0, DType::F32, [m, k]), w.view(0, DType::F32, [n, k]), view));
+                pass.submit().unwrap();
+                d.read_f32(view).unwrap()
+            });
+        }
+    }
+
+    #[test]
+    fn attention_of_all_edges_agrees() {
+        for (a, b, n) in [(1, 0, 1), (64, 64, 64), (33, 100, 72), (130, 17, 20)] {
+            agree(4e-3, |d| {
+                let (rows, heads) = (a + b, 2);
+                let qkv = floats(d, &numbers(3 * rows * heads * n, 3));
+                let out = floats(d, &vec![0.0; rows * heads * n]);
+                let view = out.view(0, DType::F32, [rows, heads, n]);
+                let fused = qkv.view(0, DType::F32, [rows, 3 * heads * n]);
+                let part = |i: usize| fused.narrow(1, i * heads * n..(i + 1) * heads * n).split_last(n);
+                let cu_seqlens = [0, a, rows];
+                let mut pass = Pass::new(d);
+                let (q, k, v) = (part(0), part(1), part(2));
+                pass.attention(Attention { q, k, v, cu_seqlens: &cu_seqlens, scale: 0.3, out: view });
+                pass.submit().unwrap();
+                d.read_f32(view).unwrap()
+            });
+        }
+    }
+
+    #[test]
+    fn cached_attention_of_all_edges_agrees() {
+        for (start, rows, n) in [(0, 1, 16), (0, 70, 128), (63, 34, 40), (130, 20, 64)] {
+            agree(4e-3, |d| {
+                let (heads, kv_heads, pages) = (4, 2, usize::div_ceil(start + rows, 64));
+                let q = floats(d, &numbers(rows * heads * n, 2));
+                let [k, v] = [7, 8].map(|seed| floats(d, &numbers(pages * 64 * kv_heads * n, seed)));
+                let table = d.alloc("test", 4 * pages).unwrap();
+                d.write_i32(table.view(0, DType::I32, [pages]), &(0..pages as i32).collect::<Vec<_>>()).unwrap();
+                let out = floats(d, &vec![0.0; rows * heads * n]);
+                let view = out.view(0, DType::F32, [rows, heads, n]);
+                let spans =
+                    [Span { first_row: 0, rows, start, decode: false, table: 0, state: 0, snapshots: Vec::new() }];
+                let mut pass = Pass::new(d);
+                pass.paged_attention(PagedAttention {
+                    q: q.view(0, DType::F32, [rows, heads, n]),
+                    k_cache: k.view(0, DType::F32, [pages * 64, kv_heads, n]),
+                    v_cache: v.view(0, DType::F32, [pages * 64, kv_heads, n]),
+                    pages: table.view(0, DType::I32, [1, pages]),
+                    page_len: 64,
+                    spans: &spans,
+                    scale: 0.3,
+                    out: view,
+                });
+                pass.submit().unwrap();
+                d.read_f32(view).unwrap()
+            });
+        }
     }
 }

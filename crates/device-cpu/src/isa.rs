@@ -4,7 +4,8 @@ use std::{fmt, str::FromStr};
 
 use turbospark_device::DeviceError;
 
-use crate::simd::{Task, portable::Portable};
+use crate::simd::unit::{UnitTask, Vectors};
+use crate::simd::{Simd, Task, portable::Portable};
 
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,17 +16,27 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// AVX-512 whose matrix products are in bf16, where the precision allows it.
+    Avx512Bf16,
+    /// The same on AMX tiles.
+    Amx,
     /// ARM's 128-bit vectors.
     Neon,
 }
 
 impl Isa {
-    /// All that this build knows, the slowest first.
-    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Neon];
+    /// All that this build knows; of one architecture, the slowest first.
+    pub const ALL: [Isa; 6] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx, Isa::Neon];
 
-    /// Those that this CPU has, the slowest first.
+    /// Those that this CPU has.
     pub fn available() -> Vec<Isa> {
         Isa::ALL.into_iter().filter(|&isa| Kernels::new(isa).is_some()).collect()
+    }
+
+    /// The fastest that this CPU has.
+    pub fn best() -> Isa {
+        let slow = |isa: Isa| isa == Isa::Avx512Bf16 && !has_fast_bf16();
+        Isa::available().into_iter().rfind(|&isa| !slow(isa)).unwrap_or(Isa::Portable)
     }
 }
 
@@ -35,6 +46,8 @@ impl fmt::Display for Isa {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512bf16",
+            Isa::Amx => "amx",
             Isa::Neon => "neon",
         })
     }
@@ -45,9 +58,8 @@ impl FromStr for Isa {
 
     fn from_str(name: &str) -> Result<Self, DeviceError> {
         Isa::ALL.into_iter().find(|isa| isa.to_string() == name).ok_or_else(|| {
-            DeviceError::Unsupported(format!(
-                "instruction set {name:?} is not known; choose portable, avx2, avx512 or neon"
-            ))
+            let known = Isa::ALL.map(|isa| isa.to_string()).join(", ");
+            DeviceError::Unsupported(format!("instruction set {name:?} is not known; choose one of {known}"))
         })
     }
 }
@@ -60,6 +72,12 @@ pub(crate) enum Kernels {
     Avx2(crate::simd::avx2::Avx2),
     #[cfg(target_arch = "x86_64")]
     Avx512(crate::simd::avx512::Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16(crate::simd::avx512_bf16::Avx512Bf16),
+    #[cfg(target_arch = "x86_64")]
+    Amx(crate::simd::amx::Amx<crate::simd::amx::Hardware>),
+    #[cfg(all(test, target_arch = "x86_64"))]
+    SoftwareAmx(crate::simd::amx::Amx<crate::simd::amx::software::Software>),
     #[cfg(target_arch = "aarch64")]
     Neon(crate::simd::neon::Neon),
 }
@@ -73,6 +91,10 @@ impl Kernels {
             Isa::Avx2 => crate::simd::avx2::Avx2::new().map(Kernels::Avx2),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => crate::simd::avx512::Avx512::new().map(Kernels::Avx512),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => crate::simd::avx512_bf16::Avx512Bf16::new().map(Kernels::Avx512Bf16),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => crate::simd::amx::Amx::new().map(Kernels::Amx),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => crate::simd::neon::Neon::new().map(Kernels::Neon),
             #[allow(unreachable_patterns)]
@@ -88,6 +110,12 @@ impl Kernels {
             Kernels::Avx2(_) => Isa::Avx2,
             #[cfg(target_arch = "x86_64")]
             Kernels::Avx512(_) => Isa::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            Kernels::Avx512Bf16(_) => Isa::Avx512Bf16,
+            #[cfg(target_arch = "x86_64")]
+            Kernels::Amx(_) => Isa::Amx,
+            #[cfg(all(test, target_arch = "x86_64"))]
+            Kernels::SoftwareAmx(_) => Isa::Amx,
             #[cfg(target_arch = "aarch64")]
             Kernels::Neon(_) => Isa::Neon,
         }
@@ -101,22 +129,56 @@ impl Kernels {
             Kernels::Avx2(s) => s.run(task),
             #[cfg(target_arch = "x86_64")]
             Kernels::Avx512(s) => s.run(task),
+            #[cfg(target_arch = "x86_64")]
+            Kernels::Avx512Bf16(u) => u.vectors().run(task),
+            #[cfg(target_arch = "x86_64")]
+            Kernels::Amx(u) => u.vectors().run(task),
+            #[cfg(all(test, target_arch = "x86_64"))]
+            Kernels::SoftwareAmx(u) => u.vectors().run(task),
             #[cfg(target_arch = "aarch64")]
             Kernels::Neon(s) => s.run(task),
         }
     }
 
-    /// Rows and columns of the register tile.
-    pub(crate) fn tile(self) -> (usize, usize) {
-        struct Sides<'a>(&'a mut (usize, usize));
-        impl Task for Sides<'_> {
+    /// Runs a loop compiled for their matrix unit; in f32 with `exact`, else as the unit does it best.
+    pub(crate) fn multiply(self, exact: bool, task: impl UnitTask) {
+        struct OnVectors<T>(T);
+        impl<T: UnitTask> Task for OnVectors<T> {
             #[inline(always)]
-            fn run<S: crate::simd::Simd>(self, _: S) {
-                *self.0 = (S::TILE_ROWS, S::TILE_COLS);
+            fn run<S: Simd>(self, s: S) {
+                self.0.run(Vectors(s));
             }
         }
-        let mut sides = (0, 0);
-        self.run(Sides(&mut sides));
-        sides
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Kernels::Avx512Bf16(u) if !exact => u.run(task),
+            #[cfg(target_arch = "x86_64")]
+            Kernels::Amx(u) if !exact => u.run(task),
+            #[cfg(all(test, target_arch = "x86_64"))]
+            Kernels::SoftwareAmx(u) if !exact => u.run(task),
+            _ => self.run(OnVectors(task)),
+        }
     }
+
+    /// Columns of the register tile of the vectors.
+    pub(crate) fn tile_cols(self) -> usize {
+        struct Columns<'a>(&'a mut usize);
+        impl Task for Columns<'_> {
+            #[inline(always)]
+            fn run<S: Simd>(self, _: S) {
+                *self.0 = S::TILE_COLS;
+            }
+        }
+        let mut columns = 0;
+        self.run(Columns(&mut columns));
+        columns
+    }
+}
+
+/// Whether products in bf16 on the vectors are faster than in f32.
+fn has_fast_bf16() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return crate::simd::avx512_bf16::Avx512Bf16::is_fast();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }

@@ -32,8 +32,8 @@ pub(crate) fn measure(kernels: Kernels, pool: &Pool) -> Result<Limits, DeviceErr
     #[allow(unused_mut, reason = "other processors have one unit")]
     let mut peaks = vec![Peak::new(unit(kernels.isa()), Inputs::F32, rate(pool, 1.0, |n| multiply(kernels, n)))];
     #[cfg(target_arch = "x86_64")]
-    if kernels.isa() == Isa::Avx512 {
-        peaks.extend(x86::peaks(pool));
+    if [Isa::Avx512, Isa::Avx512Bf16, Isa::Amx].contains(&kernels.isa()) {
+        peaks.extend(x86::peaks(pool, kernels.isa()));
     }
     Ok(Limits::new(pool.threads(), read_rate(kernels, pool)?, peaks))
 }
@@ -42,7 +42,7 @@ fn unit(isa: Isa) -> &'static str {
     match isa {
         Isa::Portable => "portable",
         Isa::Avx2 => "avx2",
-        Isa::Avx512 => "avx512",
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => "avx512",
         Isa::Neon => "neon",
     }
 }
@@ -201,17 +201,18 @@ fn free_memory() -> Option<usize> {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::asm;
-    use std::arch::x86_64::__cpuid_count;
 
     use turbospark_device::{Inputs, Peak};
 
     use super::rate;
+    use crate::isa::Isa;
     use crate::pool::Pool;
+    use crate::simd::amx::{self, CONFIG};
 
-    /// Those that this CPU has.
-    pub(super) fn peaks(pool: &Pool) -> Vec<Peak> {
+    /// Those that this CPU has and that kernels of `isa` use.
+    pub(super) fn peaks(pool: &Pool, isa: Isa) -> Vec<Peak> {
         let mut peaks = Vec::new();
-        if is_x86_feature_detected!("avx512bf16") {
+        if isa == Isa::Avx512Bf16 {
             // 32 products and sums an instruction.
             let ops = rate(pool, 64.0, |n| {
                 // SAFETY: the CPU has AVX512-BF16.
@@ -227,8 +228,7 @@ mod x86 {
             });
             peaks.push(Peak::new("avx512-vnni", Inputs::Int8, ops));
         }
-        let amx = Amx::find();
-        if amx.bf16 {
+        if isa == Isa::Amx {
             // Tiles of 16 x 32 and 32 x 16.
             let ops = rate(pool, 2.0 * 16.0 * 16.0 * 32.0, |n| {
                 // SAFETY: the CPU has AMX-BF16 and the system granted the tiles.
@@ -236,7 +236,7 @@ mod x86 {
             });
             peaks.push(Peak::new("amx", Inputs::Bf16, ops));
         }
-        if amx.int8 {
+        if isa == Isa::Amx && amx::has_int8() {
             // Tiles of 16 x 64 and 64 x 16.
             let ops = rate(pool, 2.0 * 16.0 * 16.0 * 64.0, |n| {
                 // SAFETY: the CPU has AMX-INT8 and the system granted the tiles.
@@ -293,28 +293,6 @@ mod x86 {
         unsafe { vector_loop!("vpdpbusd", 0x0101_0101, n) }
     }
 
-    /// The memory operand of `ldtilecfg`: eight tiles of 16 rows of 64 bytes.
-    #[repr(C, align(64))]
-    struct TileConfig {
-        palette: u8,
-        start_row: u8,
-        reserved: [u8; 14],
-        row_bytes: [u16; 16],
-        rows: [u8; 16],
-    }
-
-    impl TileConfig {
-        const fn whole() -> Self {
-            let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
-            let mut i = 0;
-            while i < 8 {
-                (row_bytes[i], rows[i]) = (64, 16);
-                i += 1;
-            }
-            TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
-        }
-    }
-
     /// A tile in memory.
     #[repr(C, align(64))]
     struct Tile([u32; 256]);
@@ -325,7 +303,7 @@ mod x86 {
     macro_rules! tile_loop {
         ($instruction:literal, $operand:expr, $n:expr) => {{
             let rounds: u64 = $n.max(1);
-            let (config, tile) = (TileConfig::whole(), Tile([$operand; 256]));
+            let (config, tile) = (&CONFIG, Tile([$operand; 256]));
             asm!(
                 "ldtilecfg [{config}]",
                 "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
@@ -337,7 +315,7 @@ mod x86 {
                 "dec {n}",
                 "jnz 2b",
                 "tilerelease",
-                config = in(reg) &raw const config,
+                config = in(reg) &raw const *config,
                 tile = in(reg) &raw const tile,
                 stride = in(reg) 64usize,
                 n = inout(reg) rounds => _,
@@ -361,66 +339,6 @@ mod x86 {
     unsafe fn tile_byte_products(n: u64) -> u64 {
         // SAFETY: as in `tile_bf16_products`.
         unsafe { tile_loop!("tdpbssd", 0x0101_0101, n) }
-    }
-
-    /// Which tile products this process may use.
-    struct Amx {
-        bf16: bool,
-        int8: bool,
-    }
-
-    impl Amx {
-        fn find() -> Self {
-            const NONE: Amx = Amx { bf16: false, int8: false };
-            if __cpuid_count(0, 0).eax < 7 || __cpuid_count(1, 0).ecx & 1 << 27 == 0 {
-                return NONE; // no leaf 7, or no XGETBV
-            }
-            let leaf = __cpuid_count(7, 0).edx;
-            // The system keeps tile configuration and data when it switches threads.
-            let kept = 0b11 << 17;
-            // SAFETY: the CPU has XGETBV, as bit 27 said.
-            if leaf & 1 << 24 == 0 || unsafe { xcr0() } & kept != kept || !granted() {
-                return NONE;
-            }
-            Amx { bf16: leaf & 1 << 22 != 0, int8: leaf & 1 << 25 != 0 }
-        }
-    }
-
-    /// # Safety
-    /// The CPU has XGETBV.
-    unsafe fn xcr0() -> u64 {
-        let (low, high): (u32, u32);
-        // SAFETY: reads a register; the caller vouches for the instruction.
-        unsafe { asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack)) };
-        u64::from(high) << 32 | u64::from(low)
-    }
-
-    /// Asks Linux for the tile data of this process and its threads; it may be asked again.
-    #[cfg(target_os = "linux")]
-    fn granted() -> bool {
-        const ARCH_PRCTL: i64 = 158;
-        const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
-        const XTILEDATA: u64 = 18;
-        let result: i64;
-        // SAFETY: a system call without memory operands; it changes what the process may use and nothing else.
-        unsafe {
-            asm!(
-                "syscall",
-                inlateout("rax") ARCH_PRCTL => result,
-                in("rdi") ARCH_REQ_XCOMP_PERM,
-                in("rsi") XTILEDATA,
-                out("rcx") _,
-                out("r11") _,
-                options(nostack),
-            );
-        }
-        result == 0
-    }
-
-    /// Elsewhere the system grants them when they are first used.
-    #[cfg(not(target_os = "linux"))]
-    fn granted() -> bool {
-        true
     }
 }
 

@@ -1,24 +1,26 @@
 //! Attention on the tile kernels, with the softmax taken as the keys go by: no matrix of scores is kept.
 //!
-//! A task takes some queries of one KV head and steps over the keys in blocks of [`BLOCK`], which for cached
-//! keys begin at absolute multiples of it. A query's sums depend on its own keys alone: a block that it
-//! doesn't see leaves it as it is.
+//! The keys and values of some heads are packed once, by all threads. A task then takes some queries of one KV
+//! head and steps over the keys in blocks of [`BLOCK`], which for cached keys begin at absolute multiples of
+//! it. A query's sums depend on its own keys alone: a block that it doesn't see leaves it as it is.
 
 use std::ops::Range;
 
 use turbospark_device::op::Attention;
 use turbospark_tensor::DType;
 
-use super::matrix::{pack_rows, pack_transposed, widen_row};
-use super::{Done, Engine};
+use super::{Done, Engine, Shared};
 use crate::memory::Tensor;
 use crate::scratch::{cut, local, rounded};
 use crate::simd::stored::{Stored, with_stored};
-use crate::simd::tile::tile_blocked;
-use crate::simd::{BLOCK, Simd, Task, TileArgs, math};
+use crate::simd::unit::{Unit, UnitTask, pack_columns, pack_transposed, row_words, tile_long, words};
+use crate::simd::{BLOCK, Simd, TileArgs};
 
-/// Queries of a task at most: enough that packing keys costs little beside multiplying them.
-pub(super) const QUERIES: usize = 126;
+/// Queries of a task at most: their sums stay in the first cache or near it.
+const QUERIES: usize = 128;
+
+/// Packed keys and values at most, in words (16 MiB), unless one head has more.
+const PACKED: usize = 4 << 20;
 
 /// Keys and values of one KV head.
 #[derive(Clone, Copy)]
@@ -90,176 +92,312 @@ impl Queries {
     }
 }
 
+/// The queries that share one KV head of one sequence.
+#[derive(Clone, Copy)]
+pub(super) struct Head<'a> {
+    pub queries: Queries,
+    pub keys: Keys<'a>,
+    /// Number of queries.
+    pub count: usize,
+}
+
+impl Head<'_> {
+    /// Keys that any of them sees.
+    fn seen(&self) -> usize {
+        self.queries.visible(self.count - 1)
+    }
+}
+
 pub(super) fn attention(engine: &mut Engine, op: &Attention<'_>) -> Done {
     let mut a = engine.access();
     let (q, k, v) = (a.read("q", &op.q)?, a.read("k", &op.k)?, a.read("v", &op.v)?);
     let out = a.write("out", &op.out)?;
     a.finish()?;
-    let mut blocks = Vec::new();
+    let mut heads = Vec::new();
     for segment in op.cu_seqlens.windows(2) {
-        for first in (segment[0]..segment[1]).step_by(QUERIES) {
-            blocks.push((segment[0]..segment[1], first..segment[1].min(first + QUERIES)));
-        }
+        let (first_row, visible) = (segment[0], segment[1] - segment[0]);
+        heads.extend((0..q.dim(1)).map(|head| Head {
+            queries: Queries { q, out, first_row, head, group: 1, visible, causal: false },
+            keys: Keys {
+                k: k.head(first_row, head).cast(),
+                v: v.head(first_row, head).cast(),
+                stride: (4 * k.stride(0), 4 * v.stride(0)),
+                dtype: DType::F32,
+                pages: None,
+            },
+            count: visible,
+        }));
     }
-    let (kernels, heads) = (engine.kernels, q.dim(1));
-    // Heads outermost: threads that work at the same time share keys in the last cache.
-    engine.pool.run(heads * blocks.len(), |part| {
-        let (head, (segment, rows)) = (part / blocks.len(), &blocks[part % blocks.len()]);
-        let keys = Keys {
-            k: k.head(segment.start, head).cast(),
-            v: v.head(segment.start, head).cast(),
-            stride: (4 * k.stride(0), 4 * v.stride(0)),
-            dtype: DType::F32,
-            pages: None,
-        };
-        let queries =
-            Queries { q, out, first_row: segment.start, head, group: 1, visible: segment.len(), causal: false };
-        let range = rows.start - segment.start..rows.end - segment.start;
-        kernels.run(Attend { queries, keys, range, scale: op.scale });
-    });
+    heads.retain(|h| h.count > 0);
+    // SAFETY: rows and heads of checked, locked tensors; no two heads share an output.
+    unsafe { attend(engine, &heads, op.scale) };
     Ok(())
 }
 
-/// Some queries over all the keys that they see.
+/// Attention of all `heads`, each of which has a query.
 ///
-/// Whoever makes one has checked that rows, heads and places lie in their tensors, and that no other part
-/// writes these queries' outputs.
-pub(super) struct Attend<'a> {
-    pub queries: Queries,
-    pub keys: Keys<'a>,
-    pub range: Range<usize>,
-    pub scale: f32,
+/// # Safety
+/// Rows, heads and places lie in their tensors, which the op holds, and no two of `heads` share an output.
+pub(super) unsafe fn attend(engine: &mut Engine, heads: &[Head<'_>], scale: f32) {
+    let Some(first) = heads.first() else { return };
+    let sides = Sides::of(engine, first.queries.q.dim(2));
+    let blocks = |h: &Head<'_>| h.seen().div_ceil(BLOCK);
+    let mut rest = heads;
+    while !rest.is_empty() {
+        // As many heads as fit, so that there is work for all threads; the first in any case.
+        let mut from = vec![0];
+        for head in rest {
+            let end = from[from.len() - 1] + blocks(head);
+            if end * sides.block > PACKED && from.len() > 1 {
+                break;
+            }
+            from.push(end);
+        }
+        let (group, later) = rest.split_at(from.len() - 1);
+        rest = later;
+        let total = from[group.len()];
+        let packed = Shared::new(engine.packed.get(total * sides.block));
+        let (kernels, exact, pool) = (engine.kernels, engine.exact, &engine.pool);
+        engine.split(total, sides.block, |range| {
+            kernels.multiply(exact, PackKeys { heads: group, from: &from, range, packed });
+        });
+        let mut parts = Vec::new();
+        for (i, head) in group.iter().enumerate() {
+            let starts = (0..head.count).step_by(sides.queries);
+            parts.extend(starts.map(|start| (i, start..head.count.min(start + sides.queries))));
+        }
+        // Long parts first, so that no thread ends with one; threads at work together share keys.
+        parts.sort_by_key(|(i, range)| std::cmp::Reverse(blocks_seen(&group[*i], range)));
+        pool.run(parts.len(), |part| {
+            let (i, ref range) = parts[part];
+            let keys = packed.at(from[i] * sides.block).cast_const();
+            kernels.multiply(exact, Attend { queries: group[i].queries, keys, range: range.clone(), scale });
+        });
+    }
+}
+
+fn blocks_seen(head: &Head<'_>, range: &Range<usize>) -> usize {
+    head.queries.visible(range.end - 1).div_ceil(BLOCK)
+}
+
+/// What blocking depends on.
+#[derive(Clone, Copy, Default)]
+struct Sides {
+    /// Queries of a part.
+    queries: usize,
+    /// Words of a block of packed keys and values.
+    block: usize,
+}
+
+impl Sides {
+    fn of(engine: &Engine, n: usize) -> Sides {
+        struct Ask<'a>(usize, &'a mut Sides);
+        impl UnitTask for Ask<'_> {
+            #[inline(always)]
+            fn run<U: Unit>(self, _: U) {
+                let queries = QUERIES / U::ROWS * U::ROWS;
+                *self.1 = Sides { queries, block: key_words::<U>(self.0) + value_words::<U>(self.0) };
+            }
+        }
+        let mut sides = Sides::default();
+        engine.kernels.multiply(engine.exact, Ask(n, &mut sides));
+        sides
+    }
+}
+
+/// Words of a block of packed keys: `[words, COLS]` a panel of keys.
+#[inline(always)]
+fn key_words<U: Unit>(n: usize) -> usize {
+    BLOCK * words::<U>(n)
+}
+
+/// Words of a block of packed values: `[row_words, COLS]` a panel of elements.
+#[inline(always)]
+fn value_words<U: Unit>(n: usize) -> usize {
+    n.next_multiple_of(U::COLS) * row_words::<U>()
+}
+
+/// Packs some blocks of keys and values; what lies past the last key becomes zero.
+struct PackKeys<'a> {
+    heads: &'a [Head<'a>],
+    /// The first block of each head, and the end.
+    from: &'a [usize],
+    range: Range<usize>,
+    packed: Shared<f32>,
+}
+
+impl UnitTask for PackKeys<'_> {
+    #[inline(always)]
+    fn run<U: Unit>(self, u: U) {
+        let n = self.heads[0].queries.q.dim(2);
+        let mut i = 0;
+        for block in self.range {
+            while block >= self.from[i + 1] {
+                i += 1;
+            }
+            let head = &self.heads[i];
+            let start = (block - self.from[i]) * BLOCK;
+            let range = start..head.seen().min(start + BLOCK);
+            let k = self.packed.at(block * (key_words::<U>(n) + value_words::<U>(n)));
+            let v = k.wrapping_add(key_words::<U>(n));
+            // SAFETY: keys that `attend` vouches for; the block is this part's alone.
+            with_stored!(head.keys.dtype, T => unsafe { pack::<U, T>(u, &head.keys, range, n, k, v) });
+        }
+    }
+}
+
+/// Packs a block of keys and one of values.
+///
+/// # Safety
+/// The keys and values are readable for `n` elements; `k` and `v` are writable for a block.
+#[inline(always)]
+unsafe fn pack<U: Unit, T: Stored>(u: U, keys: &Keys<'_>, block: Range<usize>, n: usize, k: *mut f32, v: *mut f32) {
+    let len = block.len();
+    let mut at = [(std::ptr::null(), std::ptr::null()); BLOCK];
+    for (t, at) in at.iter_mut().enumerate().take(len) {
+        *at = (keys.key(block.start + t), keys.value(block.start + t));
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        for first in (0..BLOCK).step_by(U::COLS) {
+            let some = U::COLS.min(len.saturating_sub(first));
+            let key = |i: usize| at[first + i].0;
+            pack_transposed::<U, T>(u, U::COLS, some, n, words::<U>(n), key, k.add(first * words::<U>(n)));
+        }
+        for first in (0..n).step_by(U::COLS) {
+            let value = |t: usize| at[t].1.wrapping_add(first * T::SIZE);
+            pack_columns::<U, T>(u, U::COLS, n - first, len, row_words::<U>(), value, v.add(first * row_words::<U>()));
+        }
+    }
+}
+
+/// Some queries over all the keys that they see, which are packed.
+struct Attend {
+    queries: Queries,
+    keys: *const f32,
+    range: Range<usize>,
+    scale: f32,
 }
 
 /// Lane numbers, to mask the end of a block.
-pub(super) const IOTA: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+const IOTA: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
 
 /// A task's working memory.
 struct Work {
     /// Queries, packed in row tiles.
     q: *mut f32,
-    /// A block of keys, `[n, TILE_COLS]` a panel.
-    k: *mut f32,
-    /// A block of values, `[BLOCK, TILE_COLS]` a panel.
-    v: *mut f32,
-    /// A row tile's scores, `[TILE_ROWS, BLOCK]`.
+    /// A row tile's scores, `[ROWS, BLOCK]`.
     scores: *mut f32,
+    /// Its weights, rows of words.
+    weights: *mut f32,
     /// Sums of values, `[queries, width]`.
     out: *mut f32,
-    /// The largest score so far and the sum of exponentials, a query each.
+    /// The largest score so far, one a query.
     top: *mut f32,
+    /// The sum of exponentials, a vector a query.
     total: *mut f32,
     /// `n` rounded up to whole panels.
     width: usize,
 }
 
-impl Task for Attend<'_> {
+impl UnitTask for Attend {
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<U: Unit>(self, u: U) {
+        let s = u.simd();
+        let lanes = U::S::LANES;
         let n = self.queries.q.dim(2);
         let count = self.range.len();
-        let width = n.next_multiple_of(S::TILE_COLS);
-        let tall = count.next_multiple_of(S::TILE_ROWS);
-        let sizes = [tall * n, BLOCK * n, BLOCK * width, S::TILE_ROWS * BLOCK, count * width, count, count];
+        let width = n.next_multiple_of(U::COLS);
+        let tall = count.next_multiple_of(U::ROWS);
+        let q_tile = U::LEFT * words::<U>(n);
+        let tiles = tall / U::ROWS;
+        let sizes = [tiles * q_tile, U::ROWS * BLOCK, U::ROWS * row_words::<U>(), tall * width, tall, tall * lanes];
         let mut local = local(sizes.iter().map(|&len| rounded(len)).sum());
         let mut scratch = local.all();
-        let [q, k, v, scores, out, top, total] = sizes.map(|len| cut(&mut scratch, len).as_mut_ptr());
-        let w = Work { q, k, v, scores, out, top, total, width };
-        // SAFETY: the sizes above, and what `Attend` promises.
+        let [q, scores, weights, out, top, total] = sizes.map(|len| cut(&mut scratch, len).as_mut_ptr());
+        let w = Work { q, scores, weights, out, top, total, width };
+        let block_words = key_words::<U>(n) + value_words::<U>(n);
+        // SAFETY: the sizes above, and what `attend` promises.
         unsafe {
-            std::ptr::write_bytes(out, 0, count * width);
-            std::slice::from_raw_parts_mut(top, count).fill(f32::NEG_INFINITY);
-            std::slice::from_raw_parts_mut(total, count).fill(0.0);
-            for first in (0..count).step_by(S::TILE_ROWS) {
-                let rows = S::TILE_ROWS.min(count - first);
-                let row = |i: usize| self.queries.at(&self.queries.q, self.range.start + first + i);
-                pack_rows::<S>(rows, n, row, q.add(first * n));
+            std::ptr::write_bytes(out, 0, tall * width);
+            std::ptr::write_bytes(total, 0, tall * lanes);
+            std::slice::from_raw_parts_mut(top, tall).fill(f32::NEG_INFINITY);
+            for tile in 0..tiles {
+                let first = tile * U::ROWS;
+                let rows = U::ROWS.min(count - first);
+                let row = |i: usize| self.queries.at(&self.queries.q, self.range.start + first + i).cast_const();
+                u.pack_left(rows, n, words::<U>(n), row, q.add(tile * q_tile));
             }
+            u.begin();
             let seen = self.queries.visible(self.range.end - 1);
-            for start in (0..seen).step_by(BLOCK) {
-                let block = start..seen.min(start + BLOCK);
-                with_stored!(self.keys.dtype, T => self.pack::<S, T>(s, &w, block.clone(), n));
-                for first in (0..count).step_by(S::TILE_ROWS) {
-                    self.tile(s, &w, block.clone(), first..count.min(first + S::TILE_ROWS), n);
+            for (block, start) in (0..seen).step_by(BLOCK).enumerate() {
+                let keys = self.keys.add(block * block_words);
+                for tile in 0..tiles {
+                    let first = tile * U::ROWS;
+                    self.tile(u, &w, keys, start, first..count.min(first + U::ROWS), n);
                 }
             }
+            u.end();
             for i in 0..count {
                 let to = self.queries.at(&self.queries.out, self.range.start + i);
-                let share = s.splat(1.0 / *total.add(i));
-                for j in (0..n).step_by(S::LANES) {
+                let share = s.splat(1.0 / s.sum(s.load(total.add(i * lanes))));
+                for j in (0..n).step_by(lanes) {
                     let v = s.mul(s.load(out.add(i * width + j)), share);
-                    s.store_some(to.add(j), v, S::LANES.min(n - j));
+                    s.store_some(to.add(j), v, lanes.min(n - j));
                 }
             }
         }
     }
 }
 
-impl Attend<'_> {
-    /// Packs a block of keys and values; what lies past its end becomes zero.
+impl Attend {
+    /// One row tile over the block of keys from `start` on.
     ///
     /// # Safety
-    /// As `Attend` promises; `w` has the sizes of a task's.
+    /// `w` has the sizes of a task's, and `keys` is a packed block.
     #[inline(always)]
-    unsafe fn pack<S: Simd, T: Stored>(&self, s: S, w: &Work, block: Range<usize>, n: usize) {
-        let (cols, len) = (S::TILE_COLS, block.len());
-        let mut at = [(std::ptr::null(), std::ptr::null()); BLOCK];
-        for (t, at) in at.iter_mut().enumerate().take(len) {
-            *at = (self.keys.key(block.start + t), self.keys.value(block.start + t));
-        }
-        // SAFETY: the caller's promise.
-        unsafe {
-            for first in (0..BLOCK).step_by(cols) {
-                let some = cols.min(len.saturating_sub(first));
-                let key = |i: usize| at[first + i].0;
-                pack_transposed::<S, T>(s, some, n, key, w.k.add(first * n));
-            }
-            for (t, (_, value)) in at.iter().enumerate().take(len) {
-                for first in (0..w.width).step_by(cols) {
-                    let from = value.wrapping_add(first * T::SIZE);
-                    widen_row::<S, T>(s, from, n - first, w.v.add(first * BLOCK + t * cols), cols);
-                }
-            }
-        }
-    }
-
-    /// One row tile over one block of keys.
-    ///
-    /// # Safety
-    /// As `Attend` promises; `w` has the sizes of a task's and holds the packed block.
-    #[inline(always)]
-    unsafe fn tile<S: Simd>(&self, s: S, w: &Work, block: Range<usize>, rows: Range<usize>, n: usize) {
-        let sees = |i: usize| self.queries.visible(self.range.start + i).saturating_sub(block.start).min(BLOCK);
+    unsafe fn tile<U: Unit>(&self, u: U, w: &Work, keys: *const f32, start: usize, rows: Range<usize>, n: usize) {
+        let s = u.simd();
+        let sees = |i: usize| self.queries.visible(self.range.start + i).saturating_sub(start).min(BLOCK);
         let some = sees(rows.end - 1);
         if some == 0 {
             return;
         }
-        let height = rows.len();
+        let words = words::<U>(n);
         let args = TileArgs {
-            rows: height,
-            k: n,
-            x: w.q.wrapping_add(rows.start * n),
-            w: w.k,
-            ldw: S::TILE_COLS,
+            rows: rows.len(),
+            k: words,
+            x: w.q.wrapping_add(rows.start / U::ROWS * U::LEFT * words),
+            w: keys,
+            ldw: U::COLS,
             c: w.scores,
             ldc: BLOCK,
             add: false,
         };
-        // SAFETY: the caller's promise; panels past the last visible key are not needed but exist.
+        let values = keys.wrapping_add(key_words::<U>(n));
+        // SAFETY: the caller's promise.
         unsafe {
-            for first in (0..BLOCK).step_by(S::TILE_COLS) {
-                if first < some {
-                    tile_blocked(s, TileArgs { w: w.k.add(first * n), c: w.scores.add(first), ..args });
+            for first in (0..some).step_by(U::COLS) {
+                tile_long(u, TileArgs { w: keys.add(first * words), c: w.scores.add(first), ..args });
+            }
+            for (i, query) in rows.clone().enumerate() {
+                let scores = w.scores.add(i * BLOCK);
+                let weights = w.weights.add(i * row_words::<U>());
+                let total = w.total.add(query * U::S::LANES);
+                let (factor, sum) = weigh(u, scores, weights, sees(query), self.scale, &mut *w.top.add(query));
+                s.store(total, s.fma(s.load(total), s.splat(factor), sum));
+                if factor != 1.0 {
+                    let out = w.out.add(query * w.width);
+                    for j in (0..w.width).step_by(U::S::LANES) {
+                        s.store(out.add(j), s.mul(s.load(out.add(j)), s.splat(factor)));
+                    }
                 }
             }
-            for i in 0..height {
-                self.softmax(s, w, i, rows.start + i, sees(rows.start + i));
-            }
-            for first in (0..w.width).step_by(S::TILE_COLS) {
-                s.tile_rows(TileArgs {
-                    k: block.len(),
-                    x: w.scores,
-                    w: w.v.add(first * BLOCK),
+            for first in (0..w.width).step_by(U::COLS) {
+                u.tile_rows(TileArgs {
+                    k: some.div_ceil(U::PER_WORD).next_multiple_of(U::STEP),
+                    x: w.weights,
+                    w: values.add(first * row_words::<U>()),
                     c: w.out.add(rows.start * w.width + first),
                     ldc: w.width,
                     add: true,
@@ -268,70 +406,56 @@ impl Attend<'_> {
             }
         }
     }
-
-    /// Turns row `i` of the scores, of which the first `some` count, into weights.
-    ///
-    /// # Safety
-    /// As [`Attend::tile`].
-    #[inline(always)]
-    unsafe fn softmax<S: Simd>(&self, s: S, w: &Work, i: usize, query: usize, some: usize) {
-        let row = w.scores.wrapping_add(i * BLOCK);
-        // SAFETY: the caller's promise.
-        unsafe {
-            let (top, total) = (&mut *w.top.add(query), &mut *w.total.add(query));
-            let out = w.out.wrapping_add(query * w.width);
-            let factor = weigh(s, row, some, self.scale, top, total);
-            if factor != 1.0 {
-                for j in (0..w.width).step_by(S::LANES) {
-                    s.store(out.add(j), s.mul(s.load(out.add(j)), s.splat(factor)));
-                }
-            }
-        }
-    }
 }
 
-/// Turns [`BLOCK`] scores, of which the first `some` count, into weights relative to the largest so far;
-/// returns the factor for what was summed before.
+/// Turns [`BLOCK`] scores, of which the first `some` count, into words of weights relative to the largest so
+/// far; returns the factor for what was summed before, and the sum of the weights, spread over a vector.
 ///
 /// # Safety
-/// `row` has [`BLOCK`] elements.
+/// `scores` has [`BLOCK`] elements and `weights` as many words as they take; in f32 they may be the same.
 #[inline(always)]
-pub(super) unsafe fn weigh<S: Simd>(
-    s: S,
-    row: *mut f32,
+pub(super) unsafe fn weigh<U: Unit>(
+    u: U,
+    scores: *const f32,
+    weights: *mut f32,
     some: usize,
     scale: f32,
     top: &mut f32,
-    total: &mut f32,
-) -> f32 {
+) -> (f32, <U::S as Simd>::V) {
+    let (s, lanes) = (u.simd(), U::S::LANES);
+    let mut sum = s.splat(0.0);
     // SAFETY: the caller's promise.
     unsafe {
         if some == 0 {
-            std::ptr::write_bytes(row, 0, BLOCK);
-            return 1.0;
+            std::ptr::write_bytes(weights, 0, row_words::<U>());
+            return (1.0, sum);
         }
-        let mut largest = s.splat(f32::NEG_INFINITY);
+        let mut v = [s.splat(f32::NEG_INFINITY); 16];
+        let mut largest = v[0];
         let iota = s.load(IOTA.as_ptr());
-        for j in (0..BLOCK).step_by(S::LANES) {
-            let mut v = s.mul(s.load(row.add(j)), s.splat(scale));
-            if j + S::LANES > some {
-                let place = s.add(iota, s.splat(j as f32));
-                v = s.less(place, s.splat(some as f32), v, s.splat(f32::NEG_INFINITY));
+        for j in 0..BLOCK / lanes {
+            let mut x = s.mul(s.load(scores.add(j * lanes)), s.splat(scale));
+            if (j + 1) * lanes > some {
+                let place = s.add(iota, s.splat((j * lanes) as f32));
+                x = s.less(place, s.splat(some as f32), x, s.splat(f32::NEG_INFINITY));
             }
-            s.store(row.add(j), v);
-            largest = s.max(largest, v);
+            v[j] = x;
+            largest = s.max(largest, x);
         }
         let now = top.max(s.largest(largest));
-        let mut sum = s.splat(0.0);
-        for j in (0..BLOCK).step_by(S::LANES) {
-            let v = math::exp(s, s.sub(s.load(row.add(j)), s.splat(now)));
-            s.store(row.add(j), v);
-            sum = s.add(sum, v);
+        for x in &mut v[..BLOCK / lanes] {
+            *x = u.exp(s.sub(*x, s.splat(now)));
+            sum = s.add(sum, *x);
         }
-        let mut factor = [0f32; 16];
-        s.store(factor.as_mut_ptr(), math::exp(s, s.splat(*top - now)));
-        *total = *total * factor[0] + s.sum(sum);
+        for j in 0..row_words::<U>() / lanes {
+            let word = if U::PER_WORD == 1 { v[j] } else { u.join(v[2 * j], v[2 * j + 1]) };
+            s.store(weights.add(j * lanes), word);
+        }
+        let mut factor = [1f32; 16];
+        if *top != now {
+            s.store(factor.as_mut_ptr(), u.exp(s.splat(*top - now)));
+        }
         *top = now;
-        factor[0]
+        (factor[0], sum)
     }
 }

@@ -12,10 +12,10 @@
 use turbospark_device::Span;
 
 use super::delta::{Scan, unit};
-use super::matrix::{pack_rows, pack_transposed};
 use crate::scratch::{cut, local, rounded};
 use crate::simd::stored::F32;
 use crate::simd::tile::tile_blocked;
+use crate::simd::unit::{Unit, Vectors, pack_transposed};
 use crate::simd::{BLOCK, Simd, TileArgs, math};
 
 /// One head's working memory. Matrices have whole panels; what lies past `V` stays zero.
@@ -37,12 +37,18 @@ struct Work {
     /// The state and a copy for snapshots, `[K, width]`.
     state: *mut f32,
     copy: *mut f32,
-    /// Decayed keys as a left side, `[BLOCK, TILE_ROWS]`.
+    /// Decayed keys as a left side, `[BLOCK, LEFT]`.
     left: *mut f32,
     /// `V` rounded up to whole panels.
     width: usize,
     kn: usize,
     vn: usize,
+}
+
+/// Where the packed row tile from row `i` on begins.
+#[inline(always)]
+fn left<S: Simd>(i: usize, k: usize) -> usize {
+    i / S::TILE_ROWS * S::LEFT * k
 }
 
 /// A span in chunks.
@@ -54,9 +60,10 @@ pub(super) unsafe fn chunks<S: Simd>(s: S, scan: &Scan<'_>, head: usize, span: &
     let (kn, vn) = (scan.k.dim(2), scan.v.dim(2));
     let width = vn.next_multiple_of(S::TILE_COLS);
     let tall = BLOCK.next_multiple_of(S::TILE_ROWS);
-    let [flat, tiles, square, wide] = [BLOCK * kn, tall * kn, tall * BLOCK, tall * width];
-    let sizes =
-        [flat, flat, tiles, tiles, flat, square, square, wide, wide, kn * width, kn * width, BLOCK * S::TILE_ROWS];
+    let tiles = tall / S::TILE_ROWS * S::LEFT * kn;
+    let [flat, square, wide] = [BLOCK * kn, tall * BLOCK, tall * width];
+    let states = kn.next_multiple_of(S::TILE_ROWS) * width;
+    let sizes = [flat, flat, tiles, tiles, flat, square, square, wide, wide, states, states, BLOCK * S::LEFT];
     let mut local = local(sizes.iter().map(|&len| rounded(len)).sum());
     let mut scratch = local.all();
     let [k, q, k_tiles, q_tiles, k_panels, a, qk, d, out, state, copy, left] =
@@ -116,13 +123,15 @@ unsafe fn chunk<S: Simd>(s: S, scan: &Scan<'_>, head: usize, span: &Span, w: &Wo
         }
         for i in (0..len).step_by(S::TILE_ROWS) {
             let rows = S::TILE_ROWS.min(len - i);
-            pack_rows::<S>(rows, kn, |r| w.k.add((i + r) * kn), w.k_tiles.add(i * kn));
-            pack_rows::<S>(rows, kn, |r| w.q.add((i + r) * kn), w.q_tiles.add(i * kn));
+            for (rows_of, tiles) in [(w.k, w.k_tiles), (w.q, w.q_tiles)] {
+                let row = |r: usize| rows_of.add((i + r) * kn).cast_const();
+                Vectors(s).pack_left(rows, kn, kn, row, tiles.add(left::<S>(i, kn)));
+            }
         }
         for i in (0..len).step_by(S::TILE_COLS) {
             let cols = S::TILE_COLS.min(len - i);
             let key = |r: usize| w.k.add((i + r) * kn).cast_const().cast();
-            pack_transposed::<S, F32>(s, cols, kn, key, w.k_panels.add(i * kn));
+            pack_transposed::<_, F32>(Vectors(s), S::TILE_COLS, cols, kn, kn, key, w.k_panels.add(i * kn));
         }
         // a = k k^T, qk = q k^T, d = k S, out = q S
         for i in (0..len).step_by(S::TILE_ROWS) {
@@ -131,7 +140,7 @@ unsafe fn chunk<S: Simd>(s: S, scan: &Scan<'_>, head: usize, span: &Span, w: &Wo
                 let args = TileArgs {
                     rows,
                     k: kn,
-                    x: x.add(i * kn),
+                    x: x.add(left::<S>(i, kn)),
                     w: w.state,
                     ldw: width,
                     c: sums.add(i * width),
@@ -272,7 +281,7 @@ unsafe fn advance<S: Simd>(s: S, w: &Work, state: *mut f32, decay: &[f64; BLOCK]
             for (p, g) in decay.iter().enumerate().take(rows) {
                 let factor = ((last - g) as f32).exp();
                 for i in 0..height {
-                    *w.left.add(p * S::TILE_ROWS + i) = *w.k.add(p * w.kn + a + i) * factor;
+                    *w.left.add(p * S::LEFT + i) = *w.k.add(p * w.kn + a + i) * factor;
                 }
             }
             for j in (0..w.width).step_by(S::TILE_COLS) {

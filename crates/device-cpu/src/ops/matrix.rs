@@ -2,22 +2,51 @@
 //!
 //! The activations are packed once for the tile kernel, by all threads. Then each thread takes a few panels of
 //! weights, widens and transposes them into its second cache, and runs all row tiles over them. An output's
-//! sum runs over `k` in blocks of [`K_BLOCK`], whatever the number of rows or threads.
+//! sum runs over `k` in blocks of [`Unit::K_BLOCK`], whatever the number of rows or threads.
+
+use std::ops::Range;
 
 use turbospark_device::op::WeightLayout;
 
 use super::finish::{Linear, Place};
 use super::{Engine, Rows, Shared};
 use crate::scratch::{cut, local, rounded};
+use crate::simd::TileArgs;
 use crate::simd::stored::{Stored, Weight, with_stored};
-use crate::simd::tile::K_BLOCK;
-use crate::simd::{Simd, Task, TileArgs};
+use crate::simd::unit::{Unit, UnitTask, pack_columns, pack_transposed, words};
 
-/// Packed activations at most, in elements (8 MiB): they stay in the last cache while panels pass by.
+/// Packed activations at most, in words (8 MiB): they stay in the last cache while panels pass by.
 const PACKED: usize = 2 << 20;
 
-/// Widened weights of one task, in elements (half a megabyte): they stay in the second cache.
+/// Widened weights of one task, in words (half a megabyte): they stay in the second cache.
 const PANELS: usize = 128 << 10;
+
+/// What blocking depends on.
+#[derive(Clone, Copy, Default)]
+struct Sides {
+    rows: usize,
+    cols: usize,
+    /// Words of a packed row tile.
+    left: usize,
+    /// Words of a sum.
+    words: usize,
+}
+
+impl Sides {
+    fn of(engine: &Engine, k: usize) -> Sides {
+        struct Ask<'a>(usize, &'a mut Sides);
+        impl UnitTask for Ask<'_> {
+            #[inline(always)]
+            fn run<U: Unit>(self, _: U) {
+                let words = words::<U>(self.0);
+                *self.1 = Sides { rows: U::ROWS, cols: U::COLS, left: U::LEFT * words, words };
+            }
+        }
+        let mut sides = Sides::default();
+        engine.kernels.multiply(engine.exact, Ask(k, &mut sides));
+        sides
+    }
+}
 
 /// `Linear` on `rows` rows of `x`.
 ///
@@ -25,29 +54,29 @@ const PANELS: usize = 128 << 10;
 /// The rows, weights and outputs of `linear` are valid for its sizes, locked by the op, and `out` overlaps
 /// none but `residual`.
 pub(crate) unsafe fn matrix(engine: &mut Engine, x: Rows<'_>, rows: usize, linear: &Linear<'_>) {
-    let (tile_rows, tile_cols) = engine.kernels.tile();
     let (k, n) = (linear.k, linear.n);
     if rows == 0 || n == 0 {
         return;
     }
-    let most = (PACKED / k.max(1)).max(16 * tile_rows);
+    let tile = Sides::of(engine, k);
+    let most = (PACKED / tile.words.max(1)).max(16 * tile.rows);
     let blocks = rows.div_ceil(most);
-    let block = rows.div_ceil(blocks).next_multiple_of(tile_rows);
+    let block = rows.div_ceil(blocks).next_multiple_of(tile.rows);
     let threads = engine.pool.threads();
     let weights = 1 + linear.gate.is_some() as usize;
-    let panels = n.div_ceil(tile_cols);
-    let fits = PANELS / (k * tile_cols * weights).max(1);
+    let panels = n.div_ceil(tile.cols);
+    let fits = PANELS / (tile.words * tile.cols * weights).max(1);
     let width = fits.min(panels / (4 * threads)).clamp(1, 4);
     let tasks = panels.div_ceil(width);
     for first in (0..rows).step_by(block) {
         let m = block.min(rows - first);
-        let tiles = m.div_ceil(tile_rows);
-        let packed = Shared::new(engine.packed.get(tiles * tile_rows * k));
-        let (kernels, pool) = (engine.kernels, &engine.pool);
+        let tiles = m.div_ceil(tile.rows);
+        let packed = Shared::new(engine.packed.get(tiles * tile.left));
+        let (kernels, exact, pool) = (engine.kernels, engine.exact, &engine.pool);
         let packs = tiles.min(4 * threads);
         pool.run(packs, |part| {
             let range = super::share(tiles, packs, part);
-            kernels.run(PackRows { x, first, m, k, tiles: range, packed });
+            kernels.multiply(exact, PackRows { x, first, m, k, tiles: range, packed });
         });
         // Few panels and many rows: the rows are shared out too, and each share widens the panels again.
         let splits = (2 * threads).div_ceil(tasks).min(tiles.div_ceil(4));
@@ -55,133 +84,59 @@ pub(crate) unsafe fn matrix(engine: &mut Engine, x: Rows<'_>, rows: usize, linea
             let (task, split) = (part % tasks, part / tasks);
             let panels = task * width..panels.min((task + 1) * width);
             let tiles = super::share(tiles, splits, split);
-            kernels.run(Panels { linear, first, m, panels, tiles, packed });
+            kernels.multiply(exact, Panels { linear, first, m, panels, tiles, packed });
         });
     }
 }
 
-/// Packs row tiles as `[k, TILE_ROWS]`.
+/// Packs row tiles.
 struct PackRows<'a> {
     x: Rows<'a>,
     first: usize,
     m: usize,
     k: usize,
-    tiles: std::ops::Range<usize>,
+    tiles: Range<usize>,
     packed: Shared<f32>,
 }
 
-impl Task for PackRows<'_> {
+impl UnitTask for PackRows<'_> {
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
+    fn run<U: Unit>(self, u: U) {
+        let words = words::<U>(self.k);
         for tile in self.tiles {
-            let first = tile * S::TILE_ROWS;
-            let out = self.packed.at(first * self.k);
-            let rows = S::TILE_ROWS.min(self.m - first);
+            let first = tile * U::ROWS;
+            let out = self.packed.at(tile * U::LEFT * words);
+            let rows = U::ROWS.min(self.m - first);
+            let row = |i: usize| self.x.row(self.first + first + i).cast_const();
             // SAFETY: the tile's rows are valid (`matrix`), and its packed form is this part's alone.
-            unsafe { pack_rows::<S>(rows, self.k, |i| self.x.row(self.first + first + i), out) };
+            unsafe { u.pack_left(rows, self.k, words, row, out) };
         }
     }
 }
 
-/// Packs `rows` rows of `k` as `[k, TILE_ROWS]`.
+/// Widens columns `col..col + COLS` of the product's right side as `[words, COLS]`, zeros past `n` and `k`.
 ///
 /// # Safety
-/// The rows are readable and `out` is writable for `k * TILE_ROWS` elements, which nobody else touches.
+/// The weight is readable for `[n, k]` in its layout; `out` is writable for that.
 #[inline(always)]
-pub(crate) unsafe fn pack_rows<S: Simd>(rows: usize, k: usize, row: impl Fn(usize) -> *mut f32, out: *mut f32) {
-    for i in 0..rows {
-        let from = row(i).cast_const();
-        // A row at a time: the strided side is written, into a tile that the second cache holds.
-        for p in 0..k {
-            // SAFETY: the caller's promise.
-            unsafe { *out.add(p * S::TILE_ROWS + i) = *from.add(p) };
-        }
-    }
-}
-
-/// Widens columns `col..col + TILE_COLS` of the product's right side as `[k, TILE_COLS]`, zeros past `n`.
-///
-/// # Safety
-/// The weight is readable for `[n, k]` in its layout; `out` is writable for `k * TILE_COLS` elements.
-#[inline(always)]
-pub(crate) unsafe fn pack_panel<S: Simd>(s: S, w: &Weight, col: usize, n: usize, k: usize, out: *mut f32) {
-    let cols = S::TILE_COLS.min(n - col);
+unsafe fn pack_panel<U: Unit>(u: U, w: &Weight, col: usize, n: usize, k: usize, out: *mut f32) {
+    let cols = U::COLS.min(n - col);
+    let words = words::<U>(k);
     with_stored!(w.dtype, T => {
         // SAFETY: the caller's promise; each load stays within `cols` columns and `k` steps.
         unsafe {
             match w.layout {
                 WeightLayout::OutIn => {
                     let row = |i: usize| w.ptr.wrapping_add((col + i) * w.stride * T::SIZE);
-                    pack_transposed::<S, T>(s, cols, k, row, out);
+                    pack_transposed::<U, T>(u, U::COLS, cols, k, words, row, out);
                 }
                 WeightLayout::InOut => {
-                    for p in 0..k {
-                        let from = w.ptr.wrapping_add((p * w.stride + col) * T::SIZE);
-                        widen_row::<S, T>(s, from, cols, out.add(p * S::TILE_COLS), S::TILE_COLS);
-                    }
+                    let row = |p: usize| w.ptr.wrapping_add((p * w.stride + col) * T::SIZE);
+                    pack_columns::<U, T>(u, U::COLS, cols, k, words, row, out);
                 }
             }
         }
     })
-}
-
-/// Widens `cols` elements and appends zeros up to `width`, a whole number of vectors.
-///
-/// # Safety
-/// `cols` elements are readable and `width` writable.
-#[inline(always)]
-pub(crate) unsafe fn widen_row<S: Simd, T: Stored>(s: S, from: *const u8, cols: usize, out: *mut f32, width: usize) {
-    for j in (0..width).step_by(S::LANES) {
-        let some = S::LANES.min(cols.saturating_sub(j));
-        let p = from.wrapping_add(j * T::SIZE);
-        // SAFETY: `some` elements are left.
-        unsafe {
-            let v = if some == S::LANES { T::load(s, p) } else { T::load_some(s, p, some) };
-            s.store(out.add(j), v);
-        }
-    }
-}
-
-/// Widens rows of `k` as columns of `[k, TILE_COLS]`; columns past `cols` become zero.
-///
-/// # Safety
-/// Each of the `cols` rows is readable for `k` elements; `out` is writable for `k * TILE_COLS`.
-#[inline(always)]
-pub(crate) unsafe fn pack_transposed<S: Simd, T: Stored>(
-    s: S,
-    cols: usize,
-    k: usize,
-    row: impl Fn(usize) -> *const u8,
-    out: *mut f32,
-) {
-    let mut block = [s.splat(0.0); 16];
-    let block = &mut block[..S::LANES];
-    for g in (0..S::TILE_COLS).step_by(S::LANES) {
-        for p in (0..k).step_by(S::LANES) {
-            let some = S::LANES.min(k - p);
-            for (l, v) in block.iter_mut().enumerate() {
-                *v = s.splat(0.0);
-                if g + l < cols {
-                    let from = row(g + l).wrapping_add(p * T::SIZE);
-                    // SAFETY: `some` elements are left in the row.
-                    *v = unsafe { if some == S::LANES { T::load(s, from) } else { T::load_some(s, from, some) } };
-                }
-            }
-            // SAFETY: a full block fits; the last steps of `k` go through a block of their own.
-            unsafe {
-                let to = out.add(p * S::TILE_COLS + g);
-                if some == S::LANES {
-                    s.store_transposed(block, to, S::TILE_COLS);
-                } else {
-                    let mut last = [0f32; 16 * 16];
-                    s.store_transposed(block, last.as_mut_ptr(), S::LANES);
-                    for i in 0..some {
-                        s.store(to.add(i * S::TILE_COLS), s.load(last.as_ptr().add(i * S::LANES)));
-                    }
-                }
-            }
-        }
-    }
 }
 
 /// Some panels times some row tiles.
@@ -189,20 +144,22 @@ struct Panels<'a> {
     linear: &'a Linear<'a>,
     first: usize,
     m: usize,
-    panels: std::ops::Range<usize>,
-    tiles: std::ops::Range<usize>,
+    panels: Range<usize>,
+    tiles: Range<usize>,
     packed: Shared<f32>,
 }
 
-impl Task for Panels<'_> {
+impl UnitTask for Panels<'_> {
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<U: Unit>(self, u: U) {
+        let s = u.simd();
         let Linear { k, n, weight, gate, finish } = *self.linear;
-        let (rows, cols) = (S::TILE_ROWS, S::TILE_COLS);
+        let (rows, cols) = (U::ROWS, U::COLS);
+        let words = words::<U>(k);
         let width = self.panels.len();
         let sources = [Some(weight), gate];
         let weights = 1 + gate.is_some() as usize;
-        let panel = k * cols;
+        let panel = words * cols;
         let sizes = [width * weights * panel, width * weights * rows * cols, width * cols];
         let mut local = local(sizes.iter().map(|&len| rounded(len)).sum());
         let mut scratch = local.all();
@@ -213,25 +170,26 @@ impl Task for Panels<'_> {
             let col = p * cols;
             for (j, w) in sources.iter().flatten().enumerate() {
                 // SAFETY: the weight is valid (`matrix`), the panel is this thread's.
-                unsafe { pack_panel(s, w, col, n, k, wide.add((i * weights + j) * panel)) };
+                unsafe { pack_panel(u, w, col, n, k, wide.add((i * weights + j) * panel)) };
             }
             if let Some(b) = finish.bias {
                 // SAFETY: the bias has `n` elements.
                 unsafe { b.widen(s, col, &mut bias[i * cols..][..cols.min(n - col)]) };
             }
         }
+        u.begin();
         for tile in self.tiles {
             let height = rows.min(self.m - tile * rows);
-            let x = self.packed.at(tile * rows * k);
+            let x = self.packed.at(tile * U::LEFT * words);
             let mut p = 0;
             // A block of `k` at a time over all panels: the row tile's block stays in the first cache.
             loop {
-                let step = K_BLOCK.min(k - p);
+                let step = U::K_BLOCK.min(words - p);
                 for i in 0..width * weights {
                     let args = TileArgs {
                         rows: height,
                         k: step,
-                        x: x.wrapping_add(p * rows),
+                        x: x.wrapping_add(p * U::LEFT),
                         w: wide.wrapping_add(i * panel + p * cols),
                         ldw: cols,
                         c: sums.wrapping_add(i * rows * cols),
@@ -239,10 +197,10 @@ impl Task for Panels<'_> {
                         add: p > 0,
                     };
                     // SAFETY: all three lie in the scratch and the packed rows, within the sizes above.
-                    unsafe { s.tile_packed(args) };
+                    unsafe { u.tile_packed(args) };
                 }
                 p += step;
-                if p >= k {
+                if p >= words {
                     break;
                 }
             }
@@ -258,5 +216,6 @@ impl Task for Panels<'_> {
                 }
             }
         }
+        u.end();
     }
 }

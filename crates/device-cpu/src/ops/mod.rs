@@ -29,6 +29,8 @@ type Done = Result<(), DeviceError>;
 /// What ops run with.
 pub(crate) struct Engine {
     pub kernels: Kernels,
+    /// Matrix products in f32 only.
+    pub exact: bool,
     pub pool: Pool,
     /// Activations packed for the tile kernels; shared by the threads of a region.
     pub packed: Scratch,

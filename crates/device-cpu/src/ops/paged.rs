@@ -3,26 +3,19 @@
 //! A decoded row's keys are cut at absolute multiples of [`SPLIT`]; each piece is summed on its own, and the
 //! pieces are put together in ascending order. Where the cuts lie depends on nothing but the row's index.
 
-use turbospark_device::Span;
 use turbospark_device::op::PagedAttention;
 
-use super::attention::{Attend, Keys, QUERIES, Queries, weigh};
+use super::attention::{Head, Keys, Queries, attend, weigh};
 use super::row::{Steps, Sums, dot};
 use super::{Done, Engine, Shared};
 use crate::memory::{Tensor, refused};
 use crate::scratch::{local, rounded};
 use crate::simd::stored::{Stored, with_stored};
+use crate::simd::unit::Vectors;
 use crate::simd::{BLOCK, Simd, Task, math};
 
 /// Keys of one piece; a multiple of [`BLOCK`].
 const SPLIT: usize = 256;
-
-/// A prompt's queries for one part.
-struct Part<'a> {
-    span: &'a Span,
-    kv_head: usize,
-    range: std::ops::Range<usize>,
-}
 
 /// One decoded row's piece of the keys of one KV head.
 struct Piece {
@@ -63,35 +56,20 @@ pub(super) fn paged_attention(engine: &mut Engine, op: &PagedAttention<'_>) -> D
         pages: Some((table(t), op.page_len)),
     };
 
-    let mut parts = Vec::new();
-    let mut pieces = Vec::new();
-    for span in op.spans {
-        for kv_head in 0..kv_heads {
-            if !span.decode {
-                let queries = span.rows * group;
-                let ranges = (0..queries).step_by(QUERIES).map(|first| first..queries.min(first + QUERIES));
-                parts.extend(ranges.map(|range| Part { span, kv_head, range }));
-            }
-        }
+    let mut heads = Vec::new();
+    for span in op.spans.iter().filter(|s| !s.decode && s.rows > 0) {
+        let (first_row, visible, count) = (span.first_row, span.start + 1, span.rows * group);
+        heads.extend((0..kv_heads).map(|head| Head {
+            queries: Queries { q, out, first_row, head: head * group, group, visible, causal: true },
+            keys: keys(head, span.table),
+            count,
+        }));
     }
-    // The later a query, the more it sees: the long parts first, so that no thread ends with one.
-    parts.sort_by_key(|p| std::cmp::Reverse(p.span.start * group + p.range.end));
-    let kernels = engine.kernels;
-    engine.pool.run(parts.len(), |part| {
-        let Part { span, kv_head, ref range } = parts[part];
-        let queries = Queries {
-            q,
-            out,
-            first_row: span.first_row,
-            head: kv_head * group,
-            group,
-            visible: span.start + 1,
-            causal: true,
-        };
-        let keys = keys(kv_head, span.table);
-        kernels.run(Attend { queries, keys, range: range.clone(), scale: op.scale });
-    });
+    // SAFETY: spans, pages and heads were checked, the tensors are locked, and no two spans share a row.
+    unsafe { attend(engine, &heads, op.scale) };
 
+    let kernels = engine.kernels;
+    let mut pieces = Vec::new();
     let mut rows = Vec::new();
     for span in op.spans.iter().filter(|s| s.decode) {
         for i in 0..span.rows {
@@ -177,7 +155,9 @@ impl Decode<'_> {
                 }
                 for h in 0..group {
                     let (top, total) = (&mut *record(h), &mut *record(h).add(1));
-                    let factor = weigh(s, scores.add(h * BLOCK), some, self.scale, top, total);
+                    let row = scores.add(h * BLOCK);
+                    let (factor, sum) = weigh(Vectors(s), row, row, some, self.scale, top);
+                    *total = *total * factor + s.sum(sum);
                     let value = record(h).add(2);
                     for j in (0..n).step_by(S::LANES) {
                         let left = S::LANES.min(n - j);

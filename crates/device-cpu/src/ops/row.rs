@@ -20,7 +20,7 @@ pub(crate) unsafe fn row(engine: &Engine, x: Rows<'_>, rows: usize, linear: &Lin
     if rows == 0 || linear.n == 0 {
         return;
     }
-    let (_, cols) = engine.kernels.tile();
+    let cols = engine.kernels.tile_cols();
     let blocks = linear.n.div_ceil(cols);
     engine.split(blocks, cols * linear.k * (1 + rows / 4), |blocks| {
         engine.kernels.run(Blocks { linear, x, rows, blocks });

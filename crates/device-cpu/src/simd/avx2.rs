@@ -197,11 +197,11 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn tile_packed(self, a: TileArgs) {
-        tiles!(self, a, 2, 1, 6, [1 2 3 4 5 6]);
+        tiles!(self, self, a, 2, 1, Self::LEFT, [2 4 6]);
     }
 
     #[inline(always)]
     unsafe fn tile_rows(self, a: TileArgs) {
-        tiles!(self, a, 2, BLOCK, 1, [1 2 3 4 5 6]);
+        tiles!(self, self, a, 2, BLOCK, 1, [2 4 6]);
     }
 }

@@ -200,11 +200,11 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn tile_packed(self, a: TileArgs) {
-        tiles!(self, a, 2, 1, 14, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]);
+        tiles!(self, self, a, 2, 1, Self::LEFT, [2 4 8 14]);
     }
 
     #[inline(always)]
     unsafe fn tile_rows(self, a: TileArgs) {
-        tiles!(self, a, 2, BLOCK, 1, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]);
+        tiles!(self, self, a, 2, BLOCK, 1, [2 4 8 14]);
     }
 }

@@ -10,11 +10,16 @@ pub(crate) mod math;
 pub(crate) mod portable;
 pub(crate) mod stored;
 pub(crate) mod tile;
+pub(crate) mod unit;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512_bf16;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 
@@ -22,19 +27,21 @@ pub(crate) mod neon;
 pub(crate) const BLOCK: usize = 64;
 
 /// What one call of a tile kernel multiplies: `c[i][j] (+)= sum over p < k of x[i][p] * w[p][j]`.
+///
+/// Both sides hold words of 32 bits: one f32, or what a [`Unit`](unit::Unit) says.
 #[derive(Clone, Copy)]
 pub(crate) struct TileArgs {
-    /// Rows, 1 to `Simd::TILE_ROWS`.
+    /// Rows, 1 to the tile's height.
     pub rows: usize,
-    /// Length of the sum.
+    /// Length of the sum in words.
     pub k: usize,
     /// The left side; its layout is the kernel's.
     pub x: *const f32,
-    /// `[k, Simd::TILE_COLS]`, `ldw` elements from row to row.
+    /// `[k, columns of the tile]`, `ldw` words from row to row.
     pub w: *const f32,
     /// See `w`.
     pub ldw: usize,
-    /// `[rows, Simd::TILE_COLS]`, `ldc` elements from row to row.
+    /// `[rows, columns of the tile]`, `ldc` elements from row to row.
     pub c: *mut f32,
     /// See `c`.
     pub ldc: usize,
@@ -54,6 +61,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const TILE_ROWS: usize;
     /// Columns of every register tile; divides [`BLOCK`].
     const TILE_COLS: usize;
+    /// Elements from one step of a packed left side to the next: `TILE_ROWS` in whole vectors.
+    const LEFT: usize = Self::TILE_ROWS.next_multiple_of(Self::LANES);
 
     /// `x` in every lane.
     fn splat(self, x: f32) -> Self::V;
@@ -119,10 +128,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Asks for the cache line at `p`, which may be any address.
     fn prefetch(self, p: *const u8);
 
-    /// The tile kernel with `x` packed `[k, TILE_ROWS]`.
+    /// The tile kernel with `x` packed `[k, LEFT]`.
     ///
     /// # Safety
-    /// The three matrices of `a` are readable, `c` is writable and overlaps neither.
+    /// The three matrices of `a` are readable, `c` is writable and overlaps neither. `x` and `c` have room for
+    /// `TILE_ROWS` rows; those of `c` past `rows` become anything.
     unsafe fn tile_packed(self, a: TileArgs);
     /// The tile kernel with `x` in rows that are [`BLOCK`] elements apart.
     ///

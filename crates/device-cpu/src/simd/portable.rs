@@ -148,11 +148,11 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn tile_packed(self, a: TileArgs) {
-        tiles!(self, a, 1, 1, 4, [1 2 3 4]);
+        tiles!(self, self, a, 1, 1, Self::LEFT, [2 4]);
     }
 
     #[inline(always)]
     unsafe fn tile_rows(self, a: TileArgs) {
-        tiles!(self, a, 1, BLOCK, 1, [1 2 3 4]);
+        tiles!(self, self, a, 1, BLOCK, 1, [2 4]);
     }
 }

@@ -9,6 +9,8 @@ use super::Simd;
 pub(crate) trait Stored: Copy + Send + Sync + 'static {
     /// Bytes of one element.
     const SIZE: usize;
+    /// Whether it is bf16, which some units take as it is.
+    const IS_BF16: bool = false;
 
     /// Loads `LANES` elements.
     ///
@@ -74,6 +76,7 @@ impl Stored for F32 {
 
 impl Stored for Bf16 {
     const SIZE: usize = 2;
+    const IS_BF16: bool = true;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::V {

@@ -5,13 +5,27 @@
 
 use super::{Simd, TileArgs};
 
+/// `c + x * w`, word by word.
+pub(crate) trait Product<S: Simd>: Copy {
+    /// Adds the products of two vectors of words to a vector of sums.
+    fn accumulate(self, x: S::V, w: S::V, c: S::V) -> S::V;
+}
+
+impl<S: Simd> Product<S> for S {
+    #[inline(always)]
+    fn accumulate(self, x: S::V, w: S::V, c: S::V) -> S::V {
+        self.fma(x, w, c)
+    }
+}
+
 /// `R` rows by `N` vectors. `x[i][p]` lies at `x + i * RS + p * KS`.
 ///
 /// # Safety
 /// As [`Simd::tile_packed`], for these strides.
 #[inline(always)]
-pub(crate) unsafe fn tile<S: Simd, const R: usize, const N: usize, const RS: usize, const KS: usize>(
+pub(crate) unsafe fn tile<S: Simd, P: Product<S>, const R: usize, const N: usize, const RS: usize, const KS: usize>(
     s: S,
+    product: P,
     a: TileArgs,
 ) {
     let mut acc = [[s.splat(0.0); N]; R];
@@ -26,7 +40,7 @@ pub(crate) unsafe fn tile<S: Simd, const R: usize, const N: usize, const RS: usi
             for (i, row) in acc.iter_mut().enumerate() {
                 let one = s.splat(*x.add(i * RS));
                 for (j, v) in row.iter_mut().enumerate() {
-                    *v = s.fma(one, wide[j], *v);
+                    *v = product.accumulate(one, wide[j], *v);
                 }
             }
             x = x.wrapping_add(KS);
@@ -41,12 +55,12 @@ pub(crate) unsafe fn tile<S: Simd, const R: usize, const N: usize, const RS: usi
     }
 }
 
-/// Picks the tile of the right height among those listed.
+/// Picks the lowest tile that is high enough among those listed.
 macro_rules! tiles {
-    ($s:expr, $args:expr, $n:literal, $rs:expr, $ks:expr, [$($r:literal)*]) => {
+    ($s:expr, $product:expr, $args:expr, $n:literal, $rs:expr, $ks:expr, [$($r:literal)*]) => {
         match $args.rows {
             // SAFETY: handed on from this function's caller.
-            $($r => unsafe { crate::simd::tile::tile::<Self, $r, $n, { $rs }, { $ks }>($s, $args) },)*
+            $(..=$r => unsafe { crate::simd::tile::tile::<_, _, $r, $n, { $rs }, { $ks }>($s, $product, $args) },)*
             rows => unreachable!("a tile of {rows} rows"),
         }
     };
@@ -66,7 +80,7 @@ pub(crate) unsafe fn tile_blocked<S: Simd>(s: S, a: TileArgs) {
     let mut done = 0;
     loop {
         let k = K_BLOCK.min(a.k - done);
-        let x = a.x.wrapping_add(done * S::TILE_ROWS);
+        let x = a.x.wrapping_add(done * S::LEFT);
         let w = a.w.wrapping_add(done * a.ldw);
         // SAFETY: a part of the caller's matrices.
         unsafe { s.tile_packed(TileArgs { k, x, w, add: a.add || done > 0, ..a }) };

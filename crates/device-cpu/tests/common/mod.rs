@@ -3,19 +3,31 @@
 
 use std::sync::OnceLock;
 
-use turbospark_device::{Buffer, Device, ReferenceDevice, Span};
+use turbospark_device::{Buffer, Device, Precision, ReferenceDevice, Span};
 use turbospark_device_cpu::{CpuDevice, CpuOptions, Isa};
 use turbospark_tensor::{DType, f32_to_bf16, f32_to_f16};
 
-/// One device for every instruction set that this CPU has and every number of threads from 1 to 4.
+/// One device in f32 for every instruction set that this CPU has and every number of threads from 1 to 4.
 pub fn devices() -> &'static [Vec<CpuDevice>] {
     static DEVICES: OnceLock<Vec<Vec<CpuDevice>>> = OnceLock::new();
-    DEVICES.get_or_init(|| {
-        let make = |isa, threads| {
-            CpuDevice::new(CpuOptions { threads: Some(threads), isa: Some(isa), ..CpuOptions::default() }).unwrap()
-        };
-        Isa::available().into_iter().map(|isa| (1..=4).map(|threads| make(isa, threads)).collect()).collect()
-    })
+    DEVICES.get_or_init(|| make(Precision::F32))
+}
+
+/// As [`devices`], with inputs of matrix products rounded where the CPU is faster for it.
+pub fn rounding_devices() -> &'static [Vec<CpuDevice>] {
+    static DEVICES: OnceLock<Vec<Vec<CpuDevice>>> = OnceLock::new();
+    DEVICES.get_or_init(|| make(Precision::Auto))
+}
+
+fn make(precision: Precision) -> Vec<Vec<CpuDevice>> {
+    let device =
+        |isa, threads| CpuDevice::new(CpuOptions { threads: Some(threads), isa: Some(isa), precision }).unwrap();
+    Isa::available().into_iter().map(|isa| (1..=4).map(|threads| device(isa, threads)).collect()).collect()
+}
+
+/// Numbers in [-1, 1) that bf16 holds exactly.
+pub fn random_bf16(seed: u64, n: usize) -> Vec<f32> {
+    random(seed, n).into_iter().map(|x| f32::from_bits((f32_to_bf16(x) as u32) << 16)).collect()
 }
 
 /// Numbers in [-1, 1), the same for the same seed.
@@ -106,8 +118,13 @@ pub fn bits(values: &[Vec<f32>]) -> Vec<Vec<u32>> {
 /// Runs `f` on the reference device and on every CPU device: each output lies within `tolerance` of the
 /// reference's (times one plus its size), and the number of threads changes no bit.
 pub fn check(tolerance: f32, f: impl Fn(&dyn Device) -> Vec<Vec<f32>>) {
+    check_on(devices(), tolerance, f);
+}
+
+/// [`check`] on some devices, those of an instruction set together.
+pub fn check_on(devices: &[Vec<CpuDevice>], tolerance: f32, f: impl Fn(&dyn Device) -> Vec<Vec<f32>>) {
     let want = f(&ReferenceDevice);
-    for kind in devices() {
+    for kind in devices {
         let first = f(&kind[0]);
         for (o, (got, want)) in first.iter().zip(&want).enumerate() {
             assert_eq!(got.len(), want.len());

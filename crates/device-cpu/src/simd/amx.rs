@@ -1,0 +1,420 @@
+//! AMX: products of tiles of bf16, 16 rows by 32 elements by 16 columns an instruction.
+//!
+//! A call multiplies one or two row tiles by two column tiles. The four sums stay in tile registers over all of
+//! its steps, so a step loads four tiles for four products; the left ones come from the first cache and the
+//! right ones from the second. Tile registers are named in assembly only, so the compiler never sees them.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::sync::OnceLock;
+
+use super::avx512::Avx512;
+use super::avx512_bf16::Avx512Bf16;
+use super::stored::{F32, Stored};
+use super::unit::{Unit, UnitTask};
+use super::{BLOCK, Simd, TileArgs};
+
+/// Proof that the CPU has AMX with bf16 and that the system lets this process use it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Amx<T> {
+    vectors: Avx512Bf16,
+    tiles: T,
+}
+
+/// Words of a row of a tile, and rows of a tile.
+const SIDE: usize = 16;
+
+/// Operands of a product of tiles; steps and strides are in bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Product {
+    /// Left tiles: the first, from row to row, from step to step.
+    x: (*const f32, usize, usize),
+    /// Right tiles, as `x`; the second lies 16 words after the first.
+    w: (*const f32, usize, usize),
+    /// Sums and from row to row; as `w`.
+    c: (*mut f32, usize),
+    /// At least one.
+    steps: usize,
+    /// Add to `c` instead of replacing it.
+    add: bool,
+}
+
+/// The tile registers.
+pub(crate) trait Tiles: Copy + Send + Sync + 'static {
+    /// Sets all tiles to 16 rows of 64 bytes.
+    fn begin(self);
+    /// Empties them, so that they need not be saved.
+    fn end(self);
+    /// 16 rows by 32 columns.
+    ///
+    /// # Safety
+    /// Between `begin` and `end` on this thread; all tiles are readable, those of `c` writable.
+    unsafe fn low(self, p: Product);
+    /// 32 rows by 32 columns; the second left tile and the lower sums lie 16 rows after the first.
+    ///
+    /// # Safety
+    /// As [`Tiles::low`].
+    unsafe fn high(self, p: Product);
+}
+
+/// The CPU's own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hardware(());
+
+impl Amx<Hardware> {
+    /// The proof, where there is one.
+    pub(crate) fn new() -> Option<Self> {
+        static FOUND: OnceLock<bool> = OnceLock::new();
+        let found = *FOUND.get_or_init(|| has_tiles() && granted());
+        found.then(Avx512Bf16::new)?.map(|vectors| Amx { vectors, tiles: Hardware(()) })
+    }
+}
+
+impl<T: Tiles> Amx<T> {
+    /// The vectors.
+    pub(crate) fn vectors(self) -> Avx512 {
+        self.vectors.vectors()
+    }
+
+    /// Runs a loop compiled for these instructions.
+    pub(crate) fn run(self, task: impl UnitTask) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+        fn inner<T: Tiles>(task: impl UnitTask, u: Amx<T>) {
+            task.run(u);
+        }
+        // SAFETY: `self` exists only where the instructions were found.
+        unsafe { inner(task, self) }
+    }
+}
+
+/// Whether the CPU has AMX-TILE and AMX-BF16, and the system saves their registers.
+fn has_tiles() -> bool {
+    const OSXSAVE: u32 = 1 << 27;
+    const TILE_AND_BF16: u32 = 1 << 24 | 1 << 22;
+    const TILE_STATE: u64 = 0b11 << 17;
+    #[target_feature(enable = "xsave")]
+    fn saved() -> u64 {
+        // SAFETY: called where the system uses `xsave`.
+        unsafe { _xgetbv(0) }
+    }
+    __cpuid(0).eax >= 7
+        && __cpuid_count(7, 0).edx & TILE_AND_BF16 == TILE_AND_BF16
+        && __cpuid(1).ecx & OSXSAVE != 0
+        // SAFETY: `OSXSAVE` says that the instruction may be used.
+        && unsafe { saved() } & TILE_STATE == TILE_STATE
+}
+
+/// Whether a CPU with [`Amx`] multiplies bytes too.
+pub(crate) fn has_int8() -> bool {
+    __cpuid_count(7, 0).edx & 1 << 25 != 0
+}
+
+/// Asks Linux for the tile registers, which a process has only on request.
+#[cfg(target_os = "linux")]
+fn granted() -> bool {
+    const ARCH_PRCTL: isize = 158;
+    const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
+    const XTILEDATA: usize = 18;
+    let outcome: isize;
+    // SAFETY: a system call that changes what this process may use, and no memory.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => outcome,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") XTILEDATA,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    outcome == 0
+}
+
+/// Elsewhere nobody has tried.
+#[cfg(not(target_os = "linux"))]
+fn granted() -> bool {
+    false
+}
+
+/// What `ldtilecfg` reads.
+#[repr(C, align(64))]
+pub(crate) struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    bytes_a_row: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// All eight tiles as large as they can be.
+pub(crate) static CONFIG: Config = Config {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    bytes_a_row: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+impl Tiles for Hardware {
+    #[inline(always)]
+    fn begin(self) {
+        // SAFETY: the token; the configuration is valid and 64 bytes long.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags)) }
+    }
+
+    #[inline(always)]
+    fn end(self) {
+        // SAFETY: the token.
+        unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) }
+    }
+
+    #[inline(always)]
+    unsafe fn low(self, p: Product) {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            if p.add {
+                asm!(
+                    "tileloadd tmm0, [{c} + {ldc}]",
+                    "tileloadd tmm1, [{c} + {ldc} + 64]",
+                    c = in(reg) p.c.0, ldc = in(reg) p.c.1,
+                    options(nostack, preserves_flags),
+                );
+            } else {
+                asm!("tilezero tmm0", "tilezero tmm1", options(nostack, nomem, preserves_flags));
+            }
+            asm!(
+                "2:",
+                "tileloadd tmm4, [{x} + {ldx}]",
+                "tileloadd tmm6, [{w} + {ldw}]",
+                "tileloadd tmm7, [{w} + {ldw} + 64]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "add {x}, {x_step}",
+                "add {w}, {w_step}",
+                "dec {steps}",
+                "jnz 2b",
+                "tilestored [{c} + {ldc}], tmm0",
+                "tilestored [{c} + {ldc} + 64], tmm1",
+                x = inout(reg) p.x.0 => _, ldx = in(reg) p.x.1, x_step = in(reg) p.x.2,
+                w = inout(reg) p.w.0 => _, ldw = in(reg) p.w.1, w_step = in(reg) p.w.2,
+                c = in(reg) p.c.0, ldc = in(reg) p.c.1,
+                steps = inout(reg) p.steps => _,
+                options(nostack),
+            );
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn high(self, p: Product) {
+        let (x, c) = (p.x.0.wrapping_byte_add(SIDE * p.x.1), p.c.0.wrapping_byte_add(SIDE * p.c.1));
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            if p.add {
+                asm!(
+                    "tileloadd tmm0, [{c} + {ldc}]",
+                    "tileloadd tmm1, [{c} + {ldc} + 64]",
+                    "tileloadd tmm2, [{d} + {ldc}]",
+                    "tileloadd tmm3, [{d} + {ldc} + 64]",
+                    c = in(reg) p.c.0, d = in(reg) c, ldc = in(reg) p.c.1,
+                    options(nostack, preserves_flags),
+                );
+            } else {
+                asm!(
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    options(nostack, nomem, preserves_flags),
+                );
+            }
+            asm!(
+                "2:",
+                "tileloadd tmm4, [{x} + {ldx}]",
+                "tileloadd tmm6, [{w} + {ldw}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{w} + {ldw} + 64]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm5, [{y} + {ldx}]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {x}, {x_step}",
+                "add {y}, {x_step}",
+                "add {w}, {w_step}",
+                "dec {steps}",
+                "jnz 2b",
+                x = inout(reg) p.x.0 => _, y = inout(reg) x => _, ldx = in(reg) p.x.1, x_step = in(reg) p.x.2,
+                w = inout(reg) p.w.0 => _, ldw = in(reg) p.w.1, w_step = in(reg) p.w.2,
+                steps = inout(reg) p.steps => _,
+                options(nostack, readonly),
+            );
+            asm!(
+                "tilestored [{c} + {ldc}], tmm0",
+                "tilestored [{c} + {ldc} + 64], tmm1",
+                "tilestored [{d} + {ldc}], tmm2",
+                "tilestored [{d} + {ldc} + 64], tmm3",
+                c = in(reg) p.c.0, d = in(reg) c, ldc = in(reg) p.c.1,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+}
+
+impl<T: Tiles> Amx<T> {
+    /// One call of a tile kernel.
+    ///
+    /// # Safety
+    /// As [`Unit::tile_packed`], with left tiles `ldx` and `step` bytes apart from row to row and step to step.
+    #[inline(always)]
+    unsafe fn multiply(self, a: TileArgs, ldx: usize, step: usize) {
+        let product = Product {
+            x: (a.x, ldx, step),
+            w: (a.w, 4 * a.ldw, 4 * SIDE * a.ldw),
+            c: (a.c, 4 * a.ldc),
+            steps: a.k / SIDE,
+            add: a.add,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { if a.rows > SIDE { self.tiles.high(product) } else { self.tiles.low(product) } }
+    }
+}
+
+impl<T: Tiles> Unit for Amx<T> {
+    type S = Avx512;
+    const PER_WORD: usize = 2;
+    const ROWS: usize = 2 * SIDE;
+    const COLS: usize = 2 * SIDE;
+    const LEFT: usize = Self::ROWS;
+    const STEP: usize = SIDE;
+    const K_BLOCK: usize = 256;
+
+    #[inline(always)]
+    fn simd(self) -> Avx512 {
+        self.vectors.vectors()
+    }
+
+    #[inline(always)]
+    fn begin(self) {
+        self.tiles.begin();
+    }
+
+    #[inline(always)]
+    fn end(self) {
+        self.tiles.end();
+    }
+
+    #[inline(always)]
+    unsafe fn words<E: Stored>(self, p: *const u8, n: usize) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { self.vectors.words::<E>(p, n) }
+    }
+
+    #[inline(always)]
+    fn pair(self, even: __m512, odd: __m512) -> __m512 {
+        self.vectors.pair(even, odd)
+    }
+
+    #[inline(always)]
+    fn join(self, first: __m512, second: __m512) -> __m512 {
+        self.vectors.join(first, second)
+    }
+
+    #[inline(always)]
+    fn exp(self, x: __m512) -> __m512 {
+        self.vectors.exp(x)
+    }
+
+    /// `[words / 16, ROWS, 16]`: a left tile is 1024 bytes in a row. Rows past `rows` are left as they are.
+    #[inline(always)]
+    unsafe fn pack_left(self, rows: usize, k: usize, words: usize, row: impl Fn(usize) -> *const f32, out: *mut f32) {
+        let s = self.simd();
+        for i in 0..rows {
+            let from = row(i);
+            for p in (0..words).step_by(SIDE) {
+                let done = 2 * p;
+                // SAFETY: the caller's promise; `k - done` elements are left in the row.
+                unsafe {
+                    let v = match k.saturating_sub(done) {
+                        0 => s.splat(0.0),
+                        some => self.words::<F32>(from.wrapping_add(done).cast(), some),
+                    };
+                    s.store(out.add(p * Self::ROWS + i * SIDE), v);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tile_packed(self, a: TileArgs) {
+        // SAFETY: the caller's promise.
+        unsafe { self.multiply(a, 4 * SIDE, 4 * SIDE * Self::ROWS) }
+    }
+
+    #[inline(always)]
+    unsafe fn tile_rows(self, a: TileArgs) {
+        // SAFETY: the caller's promise.
+        unsafe { self.multiply(a, 4 * (BLOCK / 2), 4 * SIDE) }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod software {
+    //! The tile registers in plain loops, for CPUs without them.
+
+    use half::bf16;
+
+    use super::*;
+
+    /// Stands for the registers; needs the vectors only.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct Software;
+
+    impl Amx<Software> {
+        /// On any CPU with AVX512-BF16.
+        pub(crate) fn software() -> Option<Self> {
+            Avx512Bf16::new().map(|vectors| Amx { vectors, tiles: Software })
+        }
+    }
+
+    /// Both halves of a word.
+    unsafe fn halves(p: *const f32) -> [f32; 2] {
+        // SAFETY: the caller's promise.
+        let word = unsafe { p.cast::<u32>().read_unaligned() };
+        [word as u16, (word >> 16) as u16].map(|h| bf16::from_bits(h).to_f32())
+    }
+
+    impl Software {
+        unsafe fn product(p: Product, rows: usize) {
+            for i in 0..rows {
+                for j in 0..2 * SIDE {
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        let c = p.c.0.byte_add(i * p.c.1).add(j);
+                        let mut sum = if p.add { *c } else { 0.0 };
+                        for q in 0..p.steps * SIDE {
+                            let (step, word) = (q / SIDE, q % SIDE);
+                            let x = halves(p.x.0.byte_add(i * p.x.1 + step * p.x.2).add(word));
+                            let w = halves(p.w.0.byte_add(step * p.w.2 + word * p.w.1).add(j));
+                            sum += x[0] * w[0];
+                            sum += x[1] * w[1];
+                        }
+                        *c = sum;
+                    }
+                }
+            }
+        }
+    }
+
+    impl Tiles for Software {
+        fn begin(self) {}
+        fn end(self) {}
+        unsafe fn low(self, p: Product) {
+            // SAFETY: the caller's promise.
+            unsafe { Self::product(p, SIDE) }
+        }
+        unsafe fn high(self, p: Product) {
+            // SAFETY: the caller's promise.
+            unsafe { Self::product(p, 2 * SIDE) }
+        }
+    }
+}
