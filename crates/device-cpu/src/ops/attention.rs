@@ -1,7 +1,7 @@
 //! Attention on the tile kernels, with the softmax taken as the keys go by: no matrix of scores is kept.
 //!
 //! The keys and values of some heads are packed once, by all threads. A task then takes some queries of one KV
-//! head and steps over the keys in blocks of [`BLOCK`], which for cached keys begin at absolute multiples of
+//! head and steps over the keys in blocks of [`KEYS`], which for cached keys begin at absolute multiples of
 //! it. A query's sums depend on its own keys alone: a block that it doesn't see leaves it as it is.
 
 use std::ops::Range;
@@ -13,8 +13,8 @@ use super::{Done, Engine, Shared};
 use crate::memory::Tensor;
 use crate::scratch::{cut, local, rounded};
 use crate::simd::stored::{Stored, with_stored};
-use crate::simd::unit::{Unit, UnitTask, pack_columns, pack_transposed, row_words, tile_long, words};
-use crate::simd::{BLOCK, Simd, TileArgs};
+use crate::simd::unit::{Unit, UnitTask, pack_columns, pack_transposed, tile_long, words};
+use crate::simd::{KEYS, Simd, TileArgs};
 
 /// Queries of a task at most: their sums stay in the first cache or near it.
 const QUERIES: usize = 128;
@@ -141,7 +141,7 @@ pub(super) fn attention(engine: &mut Engine, op: &Attention<'_>) -> Done {
 pub(super) unsafe fn attend(engine: &mut Engine, heads: &[Head<'_>], scale: f32) {
     let Some(first) = heads.first() else { return };
     let sides = Sides::of(engine, first.queries.q.dim(2));
-    let blocks = |h: &Head<'_>| h.seen().div_ceil(BLOCK);
+    let blocks = |h: &Head<'_>| h.seen().div_ceil(KEYS);
     let mut rest = heads;
     while !rest.is_empty() {
         // As many heads as fit, so that there is work for all threads; the first in any case.
@@ -177,7 +177,7 @@ pub(super) unsafe fn attend(engine: &mut Engine, heads: &[Head<'_>], scale: f32)
 }
 
 fn blocks_seen(head: &Head<'_>, range: &Range<usize>) -> usize {
-    head.queries.visible(range.end - 1).div_ceil(BLOCK)
+    head.queries.visible(range.end - 1).div_ceil(KEYS)
 }
 
 /// What blocking depends on.
@@ -208,7 +208,7 @@ impl Sides {
 /// Words of a block of packed keys: `[words, COLS]` a panel of keys.
 #[inline(always)]
 fn key_words<U: Unit>(n: usize) -> usize {
-    BLOCK * words::<U>(n)
+    KEYS * words::<U>(n)
 }
 
 /// Words of a block of packed values: `[row_words, COLS]` a panel of elements.
@@ -236,8 +236,8 @@ impl UnitTask for PackKeys<'_> {
                 i += 1;
             }
             let head = &self.heads[i];
-            let start = (block - self.from[i]) * BLOCK;
-            let range = start..head.seen().min(start + BLOCK);
+            let start = (block - self.from[i]) * KEYS;
+            let range = start..head.seen().min(start + KEYS);
             let k = self.packed.at(block * (key_words::<U>(n) + value_words::<U>(n)));
             let v = k.wrapping_add(key_words::<U>(n));
             // SAFETY: keys that `attend` vouches for; the block is this part's alone.
@@ -253,13 +253,13 @@ impl UnitTask for PackKeys<'_> {
 #[inline(always)]
 unsafe fn pack<U: Unit, T: Stored>(u: U, keys: &Keys<'_>, block: Range<usize>, n: usize, k: *mut f32, v: *mut f32) {
     let len = block.len();
-    let mut at = [(std::ptr::null(), std::ptr::null()); BLOCK];
+    let mut at = [(std::ptr::null(), std::ptr::null()); KEYS];
     for (t, at) in at.iter_mut().enumerate().take(len) {
         *at = (keys.key(block.start + t), keys.value(block.start + t));
     }
     // SAFETY: the caller's promise.
     unsafe {
-        for first in (0..BLOCK).step_by(U::COLS) {
+        for first in (0..KEYS).step_by(U::COLS) {
             let some = U::COLS.min(len.saturating_sub(first));
             let key = |i: usize| at[first + i].0;
             pack_transposed::<U, T>(u, U::COLS, some, n, words::<U>(n), key, k.add(first * words::<U>(n)));
@@ -286,7 +286,7 @@ const IOTA: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 
 struct Work {
     /// Queries, packed in row tiles.
     q: *mut f32,
-    /// A row tile's scores, `[ROWS, BLOCK]`.
+    /// A row tile's scores, `[ROWS, KEYS]`.
     scores: *mut f32,
     /// Its weights, rows of words.
     weights: *mut f32,
@@ -311,10 +311,12 @@ impl UnitTask for Attend {
         let tall = count.next_multiple_of(U::ROWS);
         let q_tile = U::LEFT * words::<U>(n);
         let tiles = tall / U::ROWS;
-        let sizes = [tiles * q_tile, U::ROWS * BLOCK, U::ROWS * row_words::<U>(), tall * width, tall, tall * lanes];
+        let flat = U::ROWS * n.next_multiple_of(lanes);
+        let sizes =
+            [tiles * q_tile, U::ROWS * KEYS, U::ROWS * row_words::<U>(), tall * width, tall, tall * lanes, flat];
         let mut local = local(sizes.iter().map(|&len| rounded(len)).sum());
         let mut scratch = local.all();
-        let [q, scores, weights, out, top, total] = sizes.map(|len| cut(&mut scratch, len).as_mut_ptr());
+        let [q, scores, weights, out, top, total, scaled] = sizes.map(|len| cut(&mut scratch, len).as_mut_ptr());
         let w = Work { q, scores, weights, out, top, total, width };
         let block_words = key_words::<U>(n) + value_words::<U>(n);
         // SAFETY: the sizes above, and what `attend` promises.
@@ -325,12 +327,17 @@ impl UnitTask for Attend {
             for tile in 0..tiles {
                 let first = tile * U::ROWS;
                 let rows = U::ROWS.min(count - first);
-                let row = |i: usize| self.queries.at(&self.queries.q, self.range.start + first + i).cast_const();
+                let stride = n.next_multiple_of(lanes);
+                for i in 0..rows {
+                    let from = self.queries.at(&self.queries.q, self.range.start + first + i);
+                    scale(s, from, self.scale * U::EXP_SCALE, n, scaled.add(i * stride));
+                }
+                let row = |i: usize| scaled.add(i * stride).cast_const();
                 u.pack_left(rows, n, words::<U>(n), row, q.add(tile * q_tile));
             }
             u.begin();
             let seen = self.queries.visible(self.range.end - 1);
-            for (block, start) in (0..seen).step_by(BLOCK).enumerate() {
+            for (block, start) in (0..seen).step_by(KEYS).enumerate() {
                 let keys = self.keys.add(block * block_words);
                 for tile in 0..tiles {
                     let first = tile * U::ROWS;
@@ -358,7 +365,7 @@ impl Attend {
     #[inline(always)]
     unsafe fn tile<U: Unit>(&self, u: U, w: &Work, keys: *const f32, start: usize, rows: Range<usize>, n: usize) {
         let s = u.simd();
-        let sees = |i: usize| self.queries.visible(self.range.start + i).saturating_sub(start).min(BLOCK);
+        let sees = |i: usize| self.queries.visible(self.range.start + i).saturating_sub(start).min(KEYS);
         let some = sees(rows.end - 1);
         if some == 0 {
             return;
@@ -371,7 +378,7 @@ impl Attend {
             w: keys,
             ldw: U::COLS,
             c: w.scores,
-            ldc: BLOCK,
+            ldc: KEYS,
             add: false,
         };
         let values = keys.wrapping_add(key_words::<U>(n));
@@ -381,10 +388,10 @@ impl Attend {
                 tile_long(u, TileArgs { w: keys.add(first * words), c: w.scores.add(first), ..args });
             }
             for (i, query) in rows.clone().enumerate() {
-                let scores = w.scores.add(i * BLOCK);
+                let scores = w.scores.add(i * KEYS);
                 let weights = w.weights.add(i * row_words::<U>());
                 let total = w.total.add(query * U::S::LANES);
-                let (factor, sum) = weigh(u, scores, weights, sees(query), self.scale, &mut *w.top.add(query));
+                let (factor, sum) = weigh::<U, KEYS>(u, scores, weights, sees(query), &mut *w.top.add(query));
                 s.store(total, s.fma(s.load(total), s.splat(factor), sum));
                 if factor != 1.0 {
                     let out = w.out.add(query * w.width);
@@ -408,18 +415,37 @@ impl Attend {
     }
 }
 
-/// Turns [`BLOCK`] scores, of which the first `some` count, into words of weights relative to the largest so
-/// far; returns the factor for what was summed before, and the sum of the weights, spread over a vector.
+/// `to = factor * from`, `n` elements in whole vectors.
 ///
 /// # Safety
-/// `scores` has [`BLOCK`] elements and `weights` as many words as they take; in f32 they may be the same.
+/// `from` is readable for `n` elements, `to` writable for whole vectors. They may be the same.
 #[inline(always)]
-pub(super) unsafe fn weigh<U: Unit>(
+pub(super) unsafe fn scale<S: Simd>(s: S, from: *const f32, factor: f32, n: usize, to: *mut f32) {
+    for j in (0..n).step_by(S::LANES) {
+        // SAFETY: the caller's promise.
+        unsafe { s.store(to.add(j), s.mul(s.load_some(from.add(j), S::LANES.min(n - j)), s.splat(factor))) };
+    }
+}
+
+/// Words of a row of weights.
+#[inline(always)]
+const fn row_words<U: Unit>() -> usize {
+    KEYS / U::PER_WORD
+}
+
+/// Turns `N` scores, of which the first `some` count, into words of weights relative to the largest so far;
+/// returns the factor for what was summed before, and the sum of the weights, spread over a vector.
+///
+/// The scores are multiplied by `EXP_SCALE` already.
+///
+/// # Safety
+/// `scores` has `N` elements, 64 or 128, and `weights` as many words as they take; in f32 they may be the same.
+#[inline(always)]
+pub(super) unsafe fn weigh<U: Unit, const N: usize>(
     u: U,
     scores: *const f32,
     weights: *mut f32,
     some: usize,
-    scale: f32,
     top: &mut f32,
 ) -> (f32, <U::S as Simd>::V) {
     let (s, lanes) = (u.simd(), U::S::LANES);
@@ -427,14 +453,14 @@ pub(super) unsafe fn weigh<U: Unit>(
     // SAFETY: the caller's promise.
     unsafe {
         if some == 0 {
-            std::ptr::write_bytes(weights, 0, row_words::<U>());
+            std::ptr::write_bytes(weights, 0, N / U::PER_WORD);
             return (1.0, sum);
         }
-        let mut v = [s.splat(f32::NEG_INFINITY); 16];
+        let mut v = [s.splat(f32::NEG_INFINITY); 32];
         let mut largest = v[0];
         let iota = s.load(IOTA.as_ptr());
-        for j in 0..BLOCK / lanes {
-            let mut x = s.mul(s.load(scores.add(j * lanes)), s.splat(scale));
+        for j in 0..N / lanes {
+            let mut x = s.load(scores.add(j * lanes));
             if (j + 1) * lanes > some {
                 let place = s.add(iota, s.splat((j * lanes) as f32));
                 x = s.less(place, s.splat(some as f32), x, s.splat(f32::NEG_INFINITY));
@@ -443,11 +469,11 @@ pub(super) unsafe fn weigh<U: Unit>(
             largest = s.max(largest, x);
         }
         let now = top.max(s.largest(largest));
-        for x in &mut v[..BLOCK / lanes] {
+        for x in &mut v[..N / lanes] {
             *x = u.exp(s.sub(*x, s.splat(now)));
             sum = s.add(sum, *x);
         }
-        for j in 0..row_words::<U>() / lanes {
+        for j in 0..N / U::PER_WORD / lanes {
             let word = if U::PER_WORD == 1 { v[j] } else { u.join(v[2 * j], v[2 * j + 1]) };
             s.store(weights.add(j * lanes), word);
         }

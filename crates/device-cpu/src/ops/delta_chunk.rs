@@ -173,7 +173,7 @@ unsafe fn chunk<S: Simd>(s: S, scan: &Scan<'_>, head: usize, span: &Span, w: &Wo
         for i in (0..len).step_by(S::TILE_ROWS) {
             let rows = S::TILE_ROWS.min(len - i);
             for j in (0..width).step_by(S::TILE_COLS) {
-                s.tile_rows(TileArgs {
+                s.tile_rows::<BLOCK>(TileArgs {
                     rows,
                     k: i + rows,
                     x: w.qk.add(i * BLOCK),

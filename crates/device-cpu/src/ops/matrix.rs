@@ -1,8 +1,9 @@
 //! The matrix kernel: a linear layer on the rows of a prompt.
 //!
 //! The activations are packed once for the tile kernel, by all threads. Then each thread takes a few panels of
-//! weights, widens and transposes them into its second cache, and runs all row tiles over them. An output's
-//! sum runs over `k` in blocks of [`Unit::K_BLOCK`], whatever the number of rows or threads.
+//! weights, widens and transposes as much of them as its second cache holds, and runs all row tiles over that;
+//! long sums wait in memory for the next piece. An output's sum runs over `k` in blocks of [`Unit::K_BLOCK`],
+//! whatever the number of rows or threads.
 
 use std::ops::Range;
 
@@ -18,9 +19,6 @@ use crate::simd::unit::{Unit, UnitTask, pack_columns, pack_transposed, words};
 /// Packed activations at most, in words (8 MiB): they stay in the last cache while panels pass by.
 const PACKED: usize = 2 << 20;
 
-/// Widened weights of one task, in words (half a megabyte): they stay in the second cache.
-const PANELS: usize = 128 << 10;
-
 /// What blocking depends on.
 #[derive(Clone, Copy, Default)]
 struct Sides {
@@ -30,6 +28,8 @@ struct Sides {
     left: usize,
     /// Words of a sum.
     words: usize,
+    /// [`Unit::WIDTH`].
+    width: usize,
 }
 
 impl Sides {
@@ -39,7 +39,7 @@ impl Sides {
             #[inline(always)]
             fn run<U: Unit>(self, _: U) {
                 let words = words::<U>(self.0);
-                *self.1 = Sides { rows: U::ROWS, cols: U::COLS, left: U::LEFT * words, words };
+                *self.1 = Sides { rows: U::ROWS, cols: U::COLS, left: U::LEFT * words, words, width: U::WIDTH };
             }
         }
         let mut sides = Sides::default();
@@ -63,10 +63,8 @@ pub(crate) unsafe fn matrix(engine: &mut Engine, x: Rows<'_>, rows: usize, linea
     let blocks = rows.div_ceil(most);
     let block = rows.div_ceil(blocks).next_multiple_of(tile.rows);
     let threads = engine.pool.threads();
-    let weights = 1 + linear.gate.is_some() as usize;
     let panels = n.div_ceil(tile.cols);
-    let fits = PANELS / (tile.words * tile.cols * weights).max(1);
-    let width = fits.min(panels / (4 * threads)).clamp(1, 4);
+    let width = (panels / (4 * threads)).clamp(1, tile.width);
     let tasks = panels.div_ceil(width);
     for first in (0..rows).step_by(block) {
         let m = block.min(rows - first);
@@ -114,24 +112,26 @@ impl UnitTask for PackRows<'_> {
     }
 }
 
-/// Widens columns `col..col + COLS` of the product's right side as `[words, COLS]`, zeros past `n` and `k`.
+/// Widens columns `col..col + COLS` and words `range` of the product's right side as `[words, COLS]`, zeros past
+/// `n` and `k`.
 ///
 /// # Safety
 /// The weight is readable for `[n, k]` in its layout; `out` is writable for that.
 #[inline(always)]
-unsafe fn pack_panel<U: Unit>(u: U, w: &Weight, col: usize, n: usize, k: usize, out: *mut f32) {
+unsafe fn pack_panel<U: Unit>(u: U, w: &Weight, col: usize, n: usize, k: usize, range: Range<usize>, out: *mut f32) {
     let cols = U::COLS.min(n - col);
-    let words = words::<U>(k);
+    let (words, from) = (range.len(), range.start * U::PER_WORD);
+    let k = k.saturating_sub(from);
     with_stored!(w.dtype, T => {
         // SAFETY: the caller's promise; each load stays within `cols` columns and `k` steps.
         unsafe {
             match w.layout {
                 WeightLayout::OutIn => {
-                    let row = |i: usize| w.ptr.wrapping_add((col + i) * w.stride * T::SIZE);
+                    let row = |i: usize| w.ptr.wrapping_add(((col + i) * w.stride + from) * T::SIZE);
                     pack_transposed::<U, T>(u, U::COLS, cols, k, words, row, out);
                 }
                 WeightLayout::InOut => {
-                    let row = |p: usize| w.ptr.wrapping_add((p * w.stride + col) * T::SIZE);
+                    let row = |p: usize| w.ptr.wrapping_add(((from + p) * w.stride + col) * T::SIZE);
                     pack_columns::<U, T>(u, U::COLS, cols, k, words, row, out);
                 }
             }
@@ -159,60 +159,68 @@ impl UnitTask for Panels<'_> {
         let width = self.panels.len();
         let sources = [Some(weight), gate];
         let weights = 1 + gate.is_some() as usize;
-        let panel = words * cols;
-        let sizes = [width * weights * panel, width * weights * rows * cols, width * cols];
+        // The words of a sum that are widened at a time.
+        let piece = (U::PANELS / (width * weights * cols) / U::K_BLOCK).max(1) * U::K_BLOCK;
+        let piece = piece.min(words);
+        let waiting = if piece < words { self.tiles.len() } else { 1 };
+        let (panel, tile_sums) = (piece * cols, width * weights * rows * cols);
+        let sizes = [width * weights * panel, waiting * tile_sums, width * cols];
         let mut local = local(sizes.iter().map(|&len| rounded(len)).sum());
         let mut scratch = local.all();
         let wide = cut(&mut scratch, sizes[0]).as_mut_ptr();
         let sums = cut(&mut scratch, sizes[1]).as_mut_ptr();
         let bias = cut(&mut scratch, sizes[2]);
-        for (i, p) in self.panels.clone().enumerate() {
-            let col = p * cols;
-            for (j, w) in sources.iter().flatten().enumerate() {
-                // SAFETY: the weight is valid (`matrix`), the panel is this thread's.
-                unsafe { pack_panel(u, w, col, n, k, wide.add((i * weights + j) * panel)) };
-            }
-            if let Some(b) = finish.bias {
+        if let Some(b) = finish.bias {
+            for (i, p) in self.panels.clone().enumerate() {
+                let some = cols.min(n - p * cols);
                 // SAFETY: the bias has `n` elements.
-                unsafe { b.widen(s, col, &mut bias[i * cols..][..cols.min(n - col)]) };
+                unsafe { b.widen(s, p * cols, &mut bias[i * cols..][..some]) };
             }
         }
         u.begin();
-        for tile in self.tiles {
-            let height = rows.min(self.m - tile * rows);
-            let x = self.packed.at(tile * U::LEFT * words);
-            let mut p = 0;
-            // A block of `k` at a time over all panels: the row tile's block stays in the first cache.
-            loop {
-                let step = U::K_BLOCK.min(words - p);
-                for i in 0..width * weights {
-                    let args = TileArgs {
-                        rows: height,
-                        k: step,
-                        x: x.wrapping_add(p * U::LEFT),
-                        w: wide.wrapping_add(i * panel + p * cols),
-                        ldw: cols,
-                        c: sums.wrapping_add(i * rows * cols),
-                        ldc: cols,
-                        add: p > 0,
-                    };
-                    // SAFETY: all three lie in the scratch and the packed rows, within the sizes above.
-                    unsafe { u.tile_packed(args) };
-                }
-                p += step;
-                if p >= words {
-                    break;
+        for from in (0..words).step_by(piece) {
+            let range = from..words.min(from + piece);
+            for (i, p) in self.panels.clone().enumerate() {
+                for (j, w) in sources.iter().flatten().enumerate() {
+                    let out = wide.wrapping_add((i * weights + j) * panel);
+                    // SAFETY: the weight is valid (`matrix`), the panel is this thread's.
+                    unsafe { pack_panel(u, w, p * cols, n, k, range.clone(), out) };
                 }
             }
-            for (i, panel) in self.panels.clone().enumerate() {
-                let (col, row) = (panel * cols, self.first + tile * rows);
-                for r in 0..height {
-                    let at = |j: usize| sums.wrapping_add(((i * weights + j) * rows + r) * cols).cast_const();
-                    let gate = gate.map(|_| at(1));
-                    let bias = &bias[i * cols..];
-                    let place = Place { row: row + r, col, cols: cols.min(n - col) };
-                    // SAFETY: rows and columns of the layer; these outputs are this part's alone.
-                    unsafe { finish.row(s, place, at(0), gate, bias) };
+            for tile in self.tiles.clone() {
+                let height = rows.min(self.m - tile * rows);
+                let x = self.packed.at(tile * U::LEFT * words);
+                let sums = sums.wrapping_add((tile - self.tiles.start) % waiting * tile_sums);
+                // A block of `k` at a time over all panels: the row tile's block stays in the first cache.
+                for p in range.clone().step_by(U::K_BLOCK) {
+                    for i in 0..width * weights {
+                        let args = TileArgs {
+                            rows: height,
+                            k: U::K_BLOCK.min(range.end - p),
+                            x: x.wrapping_add(p * U::LEFT),
+                            w: wide.wrapping_add(i * panel + (p - from) * cols),
+                            ldw: cols,
+                            c: sums.wrapping_add(i * rows * cols),
+                            ldc: cols,
+                            add: p > 0,
+                        };
+                        // SAFETY: all three lie in the scratch and the packed rows, within the sizes above.
+                        unsafe { u.tile_packed(args) };
+                    }
+                }
+                if range.end < words {
+                    continue;
+                }
+                for (i, panel) in self.panels.clone().enumerate() {
+                    let (col, row) = (panel * cols, self.first + tile * rows);
+                    for r in 0..height {
+                        let at = |j: usize| sums.wrapping_add(((i * weights + j) * rows + r) * cols).cast_const();
+                        let gate = gate.map(|_| at(1));
+                        let bias = &bias[i * cols..];
+                        let place = Place { row: row + r, col, cols: cols.min(n - col) };
+                        // SAFETY: rows and columns of the layer; these outputs are this part's alone.
+                        unsafe { finish.row(s, place, at(0), gate, bias) };
+                    }
                 }
             }
         }

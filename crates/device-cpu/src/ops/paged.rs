@@ -5,7 +5,7 @@
 
 use turbospark_device::op::PagedAttention;
 
-use super::attention::{Head, Keys, Queries, attend, weigh};
+use super::attention::{Head, Keys, Queries, attend, scale, weigh};
 use super::row::{Steps, Sums, dot};
 use super::{Done, Engine, Shared};
 use crate::memory::{Tensor, refused};
@@ -156,7 +156,8 @@ impl Decode<'_> {
                 for h in 0..group {
                     let (top, total) = (&mut *record(h), &mut *record(h).add(1));
                     let row = scores.add(h * BLOCK);
-                    let (factor, sum) = weigh(Vectors(s), row, row, some, self.scale, top);
+                    scale(s, row, self.scale, BLOCK, row);
+                    let (factor, sum) = weigh::<_, BLOCK>(Vectors(s), row, row, some, top);
                     *total = *total * factor + s.sum(sum);
                     let value = record(h).add(2);
                     for j in (0..n).step_by(S::LANES) {

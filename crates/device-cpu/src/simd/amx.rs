@@ -12,7 +12,7 @@ use super::avx512::Avx512;
 use super::avx512_bf16::Avx512Bf16;
 use super::stored::{F32, Stored};
 use super::unit::{Unit, UnitTask};
-use super::{BLOCK, Simd, TileArgs};
+use super::{KEYS, Simd, TileArgs};
 
 /// Proof that the CPU has AMX with bf16 and that the system lets this process use it.
 #[derive(Clone, Copy, Debug)]
@@ -287,6 +287,9 @@ impl<T: Tiles> Unit for Amx<T> {
     const LEFT: usize = Self::ROWS;
     const STEP: usize = SIDE;
     const K_BLOCK: usize = 256;
+    const PANELS: usize = 256 << 10;
+    const WIDTH: usize = 8;
+    const EXP_SCALE: f32 = std::f32::consts::LOG2_E;
 
     #[inline(always)]
     fn simd(self) -> Avx512 {
@@ -321,7 +324,7 @@ impl<T: Tiles> Unit for Amx<T> {
 
     #[inline(always)]
     fn exp(self, x: __m512) -> __m512 {
-        self.vectors.exp(x)
+        self.vectors.exp2(x)
     }
 
     /// `[words / 16, ROWS, 16]`: a left tile is 1024 bytes in a row. Rows past `rows` are left as they are.
@@ -353,7 +356,7 @@ impl<T: Tiles> Unit for Amx<T> {
     #[inline(always)]
     unsafe fn tile_rows(self, a: TileArgs) {
         // SAFETY: the caller's promise.
-        unsafe { self.multiply(a, 4 * (BLOCK / 2), 4 * SIDE) }
+        unsafe { self.multiply(a, 4 * (KEYS / 2), 4 * SIDE) }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::tile::tiles;
-use super::{BLOCK, Simd, Task, TileArgs};
+use super::{Simd, Task, TileArgs};
 
 /// Proof that the CPU has AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug)]
@@ -201,7 +201,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn tile_rows(self, a: TileArgs) {
-        tiles!(self, self, a, 2, BLOCK, 1, [2 4 6]);
+    unsafe fn tile_rows<const STRIDE: usize>(self, a: TileArgs) {
+        tiles!(self, self, a, 2, STRIDE, 1, [2 4 6]);
     }
 }

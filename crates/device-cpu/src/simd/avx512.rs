@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::tile::tiles;
-use super::{BLOCK, Simd, Task, TileArgs};
+use super::{Simd, Task, TileArgs};
 
 /// Proof that the CPU has AVX-512 F, BW, DQ and VL.
 #[derive(Clone, Copy, Debug)]
@@ -204,7 +204,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn tile_rows(self, a: TileArgs) {
-        tiles!(self, self, a, 2, BLOCK, 1, [2 4 8 14]);
+    unsafe fn tile_rows<const STRIDE: usize>(self, a: TileArgs) {
+        tiles!(self, self, a, 2, STRIDE, 1, [2 4 8 14]);
     }
 }

@@ -8,7 +8,7 @@ use super::avx512::Avx512;
 use super::stored::{F32, Stored};
 use super::tile::{Product, tiles};
 use super::unit::{Unit, UnitTask, pack_transposed};
-use super::{BLOCK, Simd, TileArgs};
+use super::{KEYS, Simd, TileArgs};
 
 /// Proof that the CPU has AVX-512 with BF16.
 #[derive(Clone, Copy, Debug)]
@@ -107,11 +107,10 @@ impl Avx512Bf16 {
         op!(_mm512_castsi512_ps(self.narrow(first, second)))
     }
 
-    /// [`Unit::exp`]: `2^n` times a cubic in the rest, off by less than 8e-5 of the value.
+    /// `2^t` as `2^n` times a cubic in the rest, off by less than 8e-5 of the value.
     #[inline(always)]
-    pub(crate) fn exp(self, x: __m512) -> __m512 {
+    pub(crate) fn exp2(self, t: __m512) -> __m512 {
         let s = self.0;
-        let t = s.mul(x, s.splat(std::f32::consts::LOG2_E));
         // The rest of rounding to the nearest whole number; of an infinity it is 0.
         let f = op!(_mm512_reduce_ps::<0>(t));
         let mut p = s.splat(0.055_171_7);
@@ -138,6 +137,9 @@ impl Unit for Avx512Bf16 {
     const LEFT: usize = Avx512::LEFT;
     const STEP: usize = 1;
     const K_BLOCK: usize = 256;
+    const PANELS: usize = 128 << 10;
+    const WIDTH: usize = 4;
+    const EXP_SCALE: f32 = std::f32::consts::LOG2_E;
 
     #[inline(always)]
     fn simd(self) -> Avx512 {
@@ -162,7 +164,7 @@ impl Unit for Avx512Bf16 {
 
     #[inline(always)]
     fn exp(self, x: __m512) -> __m512 {
-        Avx512Bf16::exp(self, x)
+        self.exp2(x)
     }
 
     #[inline(always)]
@@ -178,6 +180,6 @@ impl Unit for Avx512Bf16 {
 
     #[inline(always)]
     unsafe fn tile_rows(self, a: TileArgs) {
-        tiles!(self.0, self, a, 2, BLOCK / 2, 1, [2 4 8 14]);
+        tiles!(self.0, self, a, 2, KEYS / 2, 1, [2 4 8 14]);
     }
 }

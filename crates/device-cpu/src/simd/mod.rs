@@ -23,8 +23,11 @@ pub(crate) mod avx512_bf16;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 
-/// Keys in one step of attention, and rows of a DeltaNet chunk.
+/// Keys in one step of a decoded row's attention, and rows of a DeltaNet chunk.
 pub(crate) const BLOCK: usize = 64;
+
+/// Keys in one step of a prompt's attention.
+pub(crate) const KEYS: usize = 128;
 
 /// What one call of a tile kernel multiplies: `c[i][j] (+)= sum over p < k of x[i][p] * w[p][j]`.
 ///
@@ -134,11 +137,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// The three matrices of `a` are readable, `c` is writable and overlaps neither. `x` and `c` have room for
     /// `TILE_ROWS` rows; those of `c` past `rows` become anything.
     unsafe fn tile_packed(self, a: TileArgs);
-    /// The tile kernel with `x` in rows that are [`BLOCK`] elements apart.
+    /// The tile kernel with `x` in rows that are `STRIDE` elements apart.
     ///
     /// # Safety
     /// As [`Simd::tile_packed`].
-    unsafe fn tile_rows(self, a: TileArgs);
+    unsafe fn tile_rows<const STRIDE: usize>(self, a: TileArgs);
 }
 
 /// A loop that is compiled once an instruction set.

@@ -5,7 +5,7 @@ use std::arch::aarch64::*;
 use half::f16;
 
 use super::tile::tiles;
-use super::{BLOCK, Simd, Task, TileArgs};
+use super::{Simd, Task, TileArgs};
 
 /// Proof that the CPU has NEON.
 #[derive(Clone, Copy, Debug)]
@@ -177,7 +177,7 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    unsafe fn tile_rows(self, a: TileArgs) {
-        tiles!(self, self, a, 2, BLOCK, 1, [2 4 8 12]);
+    unsafe fn tile_rows<const STRIDE: usize>(self, a: TileArgs) {
+        tiles!(self, self, a, 2, STRIDE, 1, [2 4 8 12]);
     }
 }

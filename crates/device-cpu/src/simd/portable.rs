@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::tile::tiles;
-use super::{BLOCK, Simd, TileArgs};
+use super::{Simd, TileArgs};
 
 const LANES: usize = 8;
 
@@ -152,7 +152,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn tile_rows(self, a: TileArgs) {
-        tiles!(self, self, a, 1, BLOCK, 1, [2 4]);
+    unsafe fn tile_rows<const STRIDE: usize>(self, a: TileArgs) {
+        tiles!(self, self, a, 1, STRIDE, 1, [2 4]);
     }
 }

@@ -7,7 +7,7 @@
 
 use super::stored::{F32, Stored};
 use super::tile::K_BLOCK;
-use super::{BLOCK, Simd, TileArgs, math};
+use super::{KEYS, Simd, TileArgs, math};
 
 /// A way to multiply matrices.
 ///
@@ -19,14 +19,20 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     const PER_WORD: usize;
     /// Rows of its largest tile.
     const ROWS: usize;
-    /// Columns of every tile; whole vectors, divides [`BLOCK`].
+    /// Columns of every tile; whole vectors, divides [`KEYS`].
     const COLS: usize;
     /// Words of a packed row tile a word of the sum; at least `ROWS`.
     const LEFT: usize;
-    /// Packed sums have a multiple of this many words, zeros at the end; divides `BLOCK / PER_WORD`.
+    /// Packed sums have a multiple of this many words, zeros at the end; divides `KEYS / PER_WORD`.
     const STEP: usize;
     /// Words of a sum that one call of a tile kernel takes, a multiple of `STEP`.
     const K_BLOCK: usize;
+    /// Words of the right side that the second cache holds beside the rest.
+    const PANELS: usize;
+    /// Panels of the right side that a row tile is multiplied with in a row, at most.
+    const WIDTH: usize;
+    /// What [`Unit::exp`] wants its argument multiplied by.
+    const EXP_SCALE: f32;
 
     /// The vectors.
     fn simd(self) -> Self::S;
@@ -44,7 +50,7 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     fn pair(self, even: <Self::S as Simd>::V, odd: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
     /// Words of the elements of `first`, then of `second`. Only where a word is two.
     fn join(self, first: <Self::S as Simd>::V, second: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
-    /// `e^x` to the precision of the unit's elements.
+    /// `e^(x / EXP_SCALE)` to the precision of the unit's elements.
     fn exp(self, x: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
 
     /// Packs `rows` rows of `k` elements as the left side of [`Unit::tile_packed`], `words` long.
@@ -59,7 +65,7 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     /// The three matrices of `a` are readable, `c` is writable and overlaps neither. `x` and `c` have room for
     /// `ROWS` rows; those of `c` past `rows` become anything.
     unsafe fn tile_packed(self, a: TileArgs);
-    /// The tile kernel with `x` in rows of words that are `BLOCK / PER_WORD` apart.
+    /// The tile kernel with `x` in rows of words that are `KEYS / PER_WORD` apart.
     ///
     /// # Safety
     /// As [`Unit::tile_packed`].
@@ -91,6 +97,9 @@ impl<S: Simd> Unit for Vectors<S> {
     const LEFT: usize = S::LEFT;
     const STEP: usize = 1;
     const K_BLOCK: usize = K_BLOCK;
+    const PANELS: usize = 128 << 10;
+    const WIDTH: usize = 4;
+    const EXP_SCALE: f32 = 1.0;
 
     #[inline(always)]
     fn simd(self) -> S {
@@ -133,7 +142,7 @@ impl<S: Simd> Unit for Vectors<S> {
     #[inline(always)]
     unsafe fn tile_rows(self, a: TileArgs) {
         // SAFETY: the caller's promise.
-        unsafe { self.0.tile_rows(a) }
+        unsafe { self.0.tile_rows::<KEYS>(a) }
     }
 }
 
@@ -255,9 +264,4 @@ pub(crate) unsafe fn tile_long<U: Unit>(u: U, a: TileArgs) {
             return;
         }
     }
-}
-
-/// Words from one row of weights of attention to the next.
-pub(crate) const fn row_words<U: Unit>() -> usize {
-    BLOCK / U::PER_WORD
 }
