@@ -159,20 +159,6 @@ impl Kernels {
             _ => self.run(OnVectors(task)),
         }
     }
-
-    /// Columns of the register tile of the vectors.
-    pub(crate) fn tile_cols(self) -> usize {
-        struct Columns<'a>(&'a mut usize);
-        impl Task for Columns<'_> {
-            #[inline(always)]
-            fn run<S: Simd>(self, _: S) {
-                *self.0 = S::TILE_COLS;
-            }
-        }
-        let mut columns = 0;
-        self.run(Columns(&mut columns));
-        columns
-    }
 }
 
 /// Whether products in bf16 on the vectors are faster than in f32.

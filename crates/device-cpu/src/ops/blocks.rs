@@ -1,9 +1,10 @@
 //! Linear layers whose weights are quantised blocks: some outputs at a time, on weights dequantised to f32.
 //!
-//! Exact, and bound by the dequantising; a layer with plain weights goes straight to its kernel.
+//! Exact, and bound by the dequantising; a layer with plain weights goes straight to its kernel, and rows being
+//! decoded to that of `row_blocks.rs`.
 
 use super::finish::{Finish, Linear};
-use super::{Engine, Rows, Shared, matrix, row};
+use super::{Engine, Rows, Shared, matrix, row, row_blocks};
 use crate::scratch::Scratch;
 use crate::simd::stored::{Vector, Weight};
 
@@ -36,6 +37,11 @@ pub(super) unsafe fn linear(engine: &mut Engine, kind: Kind, x: Rows<'_>, rows: 
     let blocks = linear.weight.dtype.is_block() || linear.gate.is_some_and(|g| g.dtype.is_block());
     if !blocks || rows == 0 {
         return run(engine, linear);
+    }
+    let both = linear.weight.dtype.is_block() && linear.gate.is_none_or(|g| g.dtype.is_block());
+    if both && kind == Kind::Row {
+        // SAFETY: the caller's promise.
+        return unsafe { row_blocks::row(engine, x, rows, linear) };
     }
     let Linear { k, n, weight, gate, finish } = *linear;
     let weights = 1 + gate.is_some() as usize;

@@ -9,6 +9,7 @@ use turbospark_tensor::DType;
 use super::{Done, Engine};
 use crate::memory::{Tensor, refused};
 use crate::scratch::local;
+use crate::simd::blocks::dequantise;
 use crate::simd::stored::{Stored, with_stored};
 use crate::simd::{Simd, Task};
 
@@ -94,9 +95,9 @@ impl Pick<'_> {
             }
             let out = self.out.row(r);
             for (t, &id) in ids.iter().enumerate() {
-                // SAFETY: ids lie in the table (checked in `gather`), which is dense.
-                let row = unsafe { std::slice::from_raw_parts(self.table.first().add(id as usize * bytes), bytes) };
-                turbospark_tensor::widen_into(row, dtype, wide);
+                let row = self.table.first().wrapping_add(id as usize * bytes);
+                // SAFETY: ids lie in the table (checked in `gather`), which is dense; `wide` has a row's elements.
+                unsafe { dequantise(s, dtype, row, 0, n, wide.as_mut_ptr()) };
                 for j in (0..n).step_by(S::LANES) {
                     let some = S::LANES.min(n - j);
                     // SAFETY: the row of `out` is this part's alone; `some` elements are left in both.

@@ -1,8 +1,11 @@
 //! What is done to the sums of a linear layer before they are stored.
 
+use std::ops::Range;
+
 use turbospark_device::Activation;
 
 use super::Rows;
+use crate::scratch::{cut, rounded};
 use crate::simd::stored::{Vector, Weight};
 use crate::simd::{Simd, math};
 
@@ -89,6 +92,52 @@ impl<'a> Finish<'a> {
                 }
                 s.store_some(out.add(j), v, some);
             }
+        }
+    }
+}
+
+/// Scratch for the sums of some outputs, and their finish.
+pub(crate) struct Finishing<'a> {
+    /// `[rows, width]` sums of the weight.
+    pub sums: *mut f32,
+    /// The gate's.
+    pub gates: *mut f32,
+    /// What is left of the scratch.
+    pub rest: &'a mut [f32],
+    bias: &'a mut [f32],
+    width: usize,
+}
+
+impl<'a> Finishing<'a> {
+    /// What [`Finishing::cut`] takes.
+    pub(crate) const fn size(rows: usize, width: usize) -> usize {
+        2 * rounded(rows * width) + rounded(width)
+    }
+
+    /// Takes it off the front of `scratch`; `width` is a whole number of vectors.
+    pub(crate) fn cut(mut scratch: &'a mut [f32], rows: usize, width: usize) -> Self {
+        let sums = cut(&mut scratch, rows * width).as_mut_ptr();
+        let gates = cut(&mut scratch, rows * width).as_mut_ptr();
+        let bias = cut(&mut scratch, width);
+        Finishing { sums, gates, bias, width, rest: scratch }
+    }
+
+    /// Finishes outputs `outputs` of the layer, at most `width`.
+    ///
+    /// # Safety
+    /// The layer is valid, and these outputs are the caller's alone.
+    #[inline(always)]
+    pub(crate) unsafe fn finish<S: Simd>(&mut self, s: S, linear: &Linear<'_>, rows: usize, outputs: Range<usize>) {
+        let (col, cols) = (outputs.start, outputs.len());
+        if let Some(b) = linear.finish.bias {
+            // SAFETY: the bias has `n` elements.
+            unsafe { b.widen(s, col, &mut self.bias[..cols]) };
+        }
+        for row in 0..rows {
+            let gate = linear.gate.map(|_| self.gates.wrapping_add(row * self.width).cast_const());
+            let sums = self.sums.wrapping_add(row * self.width).cast_const();
+            // SAFETY: the caller's promise; the scratch has these sums.
+            unsafe { linear.finish.row(s, Place { row, col, cols }, sums, gate, self.bias) };
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod attention;
 mod blocks;
+mod codes;
 mod conv;
 mod data;
 mod delta;
@@ -12,8 +13,11 @@ mod gates;
 mod matmul;
 mod matrix;
 mod norm;
+mod outputs;
 mod paged;
 mod row;
+mod row_blocks;
+mod row_columns;
 
 use std::sync::Arc;
 

@@ -204,7 +204,7 @@ impl Decode<'_> {
         }
         let sums = |t: usize| {
             let out = scores.wrapping_add(h * BLOCK + t);
-            Sums { acc: out, out, stride: BLOCK }
+            Sums { out, row: BLOCK, weight: 1 }
         };
         let mut t = 0;
         // SAFETY: the caller's promise; all steps are taken, so no partial sums are kept.

@@ -6,6 +6,8 @@
 //! not inlined there is compiled without the instructions, right but many times slower. That includes the body
 //! of a closure unless it is small: a closure that does arithmetic on vectors is best written as a function.
 
+pub(crate) mod blocks;
+pub(crate) mod bytes;
 pub(crate) mod math;
 pub(crate) mod portable;
 pub(crate) mod stored;

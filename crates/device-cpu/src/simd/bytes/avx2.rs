@@ -1,0 +1,246 @@
+//! Bytes on AVX2: two vectors of each kind, with AVX-VNNI where the CPU has it.
+
+use std::arch::x86_64::*;
+
+use super::super::Simd;
+use super::super::avx2::Avx2;
+use super::{ByteTask, Bytes};
+
+/// AVX2, with AVX-VNNI where `VNNI`.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2Bytes<const VNNI: bool>(Avx2);
+
+/// Runs a loop compiled for the best that goes with AVX2.
+pub(super) fn run(s: Avx2, task: impl ByteTask) {
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+    fn vnni(task: impl ByteTask, b: Avx2Bytes<true>) {
+        task.run(b);
+    }
+    if is_x86_feature_detected!("avxvnni") {
+        // SAFETY: `s` exists only where its instructions were found, and VNNI was found just now.
+        unsafe { vnni(task, Avx2Bytes(s)) }
+    } else {
+        plain(s, task);
+    }
+}
+
+/// [`run`] without VNNI.
+fn plain(s: Avx2, task: impl ByteTask) {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn inner(task: impl ByteTask, b: Avx2Bytes<false>) {
+        task.run(b);
+    }
+    // SAFETY: `s` exists only where its instructions were found.
+    unsafe { inner(task, Avx2Bytes(s)) }
+}
+
+/// An intrinsic without memory operands.
+macro_rules! op {
+    ($e:expr) => {
+        // SAFETY: an `Avx2Bytes` exists only where its instructions were found.
+        unsafe { $e }
+    };
+}
+
+#[inline(always)]
+fn shift_half<const LOW: i32, const HIGH: i32>(v: __m256i) -> __m256i {
+    op!({
+        let by = _mm256_setr_epi32(LOW, LOW, LOW, LOW, HIGH, HIGH, HIGH, HIGH);
+        let back = _mm256_sub_epi32(_mm256_setzero_si256(), by);
+        // A count out of range gives zeros.
+        match (LOW >= 0 && HIGH >= 0, LOW <= 0 && HIGH <= 0) {
+            (true, true) => v,
+            (true, _) => _mm256_srlv_epi32(v, by),
+            (_, true) => _mm256_sllv_epi32(v, back),
+            _ => _mm256_or_si256(_mm256_srlv_epi32(v, by), _mm256_sllv_epi32(v, back)),
+        }
+    })
+}
+
+impl<const VNNI: bool> Bytes for Avx2Bytes<VNNI> {
+    type S = Avx2;
+    type V = [__m256i; 2];
+    type I = [__m256i; 2];
+    type F = [__m256; 2];
+
+    #[inline(always)]
+    fn simd(self) -> Avx2 {
+        self.0
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const u8) -> Self::V {
+        // SAFETY: the caller's promise.
+        unsafe { self.load_halves(p, p.add(32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves(self, a: *const u8, b: *const u8) -> Self::V {
+        // SAFETY: the token, and the caller's promise.
+        unsafe { [_mm256_loadu_si256(a.cast()), _mm256_loadu_si256(b.cast())] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_twice(self, a: *const u8, b: *const u8) -> Self::V {
+        // SAFETY: the token, and the caller's promise.
+        unsafe { [a, b].map(|p| _mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast()))) }
+    }
+
+    #[inline(always)]
+    fn and(self, v: Self::V, mask: u8) -> Self::V {
+        let mask = op!(_mm256_set1_epi8(mask as i8));
+        [op!(_mm256_and_si256(v[0], mask)), op!(_mm256_and_si256(v[1], mask))]
+    }
+
+    #[inline(always)]
+    fn or(self, a: Self::V, b: Self::V) -> Self::V {
+        [op!(_mm256_or_si256(a[0], b[0])), op!(_mm256_or_si256(a[1], b[1]))]
+    }
+
+    #[inline(always)]
+    fn shift<const Q0: i32, const Q1: i32, const Q2: i32, const Q3: i32>(self, v: Self::V) -> Self::V {
+        [shift_half::<Q0, Q1>(v[0]), shift_half::<Q2, Q3>(v[1])]
+    }
+
+    #[inline(always)]
+    fn transpose(self, [a, b, c, d]: [Self::V; 4]) -> [Self::V; 4] {
+        let mut out = [a; 4];
+        for h in 0..2 {
+            op!({
+                let (ab, ab2) = (_mm256_unpacklo_epi32(a[h], b[h]), _mm256_unpackhi_epi32(a[h], b[h]));
+                let (cd, cd2) = (_mm256_unpacklo_epi32(c[h], d[h]), _mm256_unpackhi_epi32(c[h], d[h]));
+                out[0][h] = _mm256_unpacklo_epi64(ab, cd);
+                out[1][h] = _mm256_unpackhi_epi64(ab, cd);
+                out[2][h] = _mm256_unpacklo_epi64(ab2, cd2);
+                out[3][h] = _mm256_unpackhi_epi64(ab2, cd2);
+            });
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn dots(self, mut sums: Self::I, q: &[Self::V; 4], x: *const i8) -> Self::I {
+        for (h, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: the token, and the caller's promise.
+            unsafe {
+                let x = |i: usize| _mm256_loadu_si256(x.add(64 * i + 32 * h).cast());
+                if VNNI {
+                    *sum = _mm256_dpbusd_avx_epi32(*sum, q[0][h], x(0));
+                    *sum = _mm256_dpbusd_avx_epi32(*sum, q[1][h], x(1));
+                    *sum = _mm256_dpbusd_avx_epi32(*sum, q[2][h], x(2));
+                    *sum = _mm256_dpbusd_avx_epi32(*sum, q[3][h], x(3));
+                } else {
+                    // Two products of 63 * 127, twice over, are 32004: two vectors are added in i16.
+                    let one = _mm256_set1_epi16(1);
+                    let (a, b) = (_mm256_maddubs_epi16(q[0][h], x(0)), _mm256_maddubs_epi16(q[1][h], x(1)));
+                    let (c, d) = (_mm256_maddubs_epi16(q[2][h], x(2)), _mm256_maddubs_epi16(q[3][h], x(3)));
+                    let ab = _mm256_madd_epi16(_mm256_add_epi16(a, b), one);
+                    let cd = _mm256_madd_epi16(_mm256_add_epi16(c, d), one);
+                    *sum = _mm256_add_epi32(*sum, _mm256_add_epi32(ab, cd));
+                }
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn dots_signed(self, offset: Self::I, q: &[Self::V; 4], x: *const i8) -> Self::I {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            if VNNI {
+                let flip = _mm256_set1_epi8(-128);
+                let mut flipped = *q;
+                for v in flipped.as_flattened_mut() {
+                    *v = _mm256_xor_si256(*v, flip);
+                }
+                return self.dots(offset, &flipped, x);
+            }
+            let mut sums = self.zeros();
+            for (i, q) in q.iter().enumerate() {
+                for (h, sum) in sums.iter_mut().enumerate() {
+                    // The sign goes to `x`: 2 * 128 * 127 is within i16.
+                    let x = _mm256_sign_epi8(_mm256_loadu_si256(x.add(64 * i + 32 * h).cast()), q[h]);
+                    let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(q[h]), x);
+                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+                }
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
+    fn zeros(self) -> Self::I {
+        [op!(_mm256_setzero_si256()); 2]
+    }
+
+    #[inline(always)]
+    unsafe fn load_shifted(self, by: u32, p: *const i32) -> Self::I {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            let (v, by) = (self.load(p.cast()), _mm_cvtsi32_si128(by as i32));
+            [_mm256_sll_epi32(v[0], by), _mm256_sll_epi32(v[1], by)]
+        }
+    }
+
+    #[inline(always)]
+    fn to_f32(self, v: Self::I) -> Self::F {
+        [op!(_mm256_cvtepi32_ps(v[0])), op!(_mm256_cvtepi32_ps(v[1]))]
+    }
+
+    #[inline(always)]
+    fn half(self, bits: u16) -> f32 {
+        op!(_mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits as i32))))
+    }
+
+    #[inline(always)]
+    unsafe fn scales_f16(self, p: *const u8, stride: usize) -> Self::F {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            let one = |i: usize| p.add(i * stride).cast::<i16>().read_unaligned();
+            let halves = _mm_setr_epi16(one(0), one(2), one(4), one(6), one(1), one(3), one(5), one(7));
+            let eight = _mm256_cvtph_ps(halves);
+            [_mm256_permute2f128_ps::<0x00>(eight, eight), _mm256_permute2f128_ps::<0x11>(eight, eight)]
+        }
+    }
+
+    #[inline(always)]
+    fn scales_u8(self, bytes: u64) -> Self::F {
+        op!({
+            let order = _mm_setr_epi8(0, 2, 4, 6, 0, 2, 4, 6, 1, 3, 5, 7, 1, 3, 5, 7);
+            let bytes = _mm_shuffle_epi8(_mm_cvtsi64_si128(bytes as i64), order);
+            let wide = |v| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v));
+            [wide(bytes), wide(_mm_unpackhi_epi64(bytes, bytes))]
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn scales_i8(self, p: *const u8) -> Self::F {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            let order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            let bytes = _mm_shuffle_epi8(_mm_loadu_si128(p.cast()), order);
+            let wide = |v| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v));
+            [wide(bytes), wide(_mm_unpackhi_epi64(bytes, bytes))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(self, p: *const f32) -> Self::F {
+        // SAFETY: the caller's promise.
+        unsafe { [self.0.load(p), self.0.load(p.add(8))] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::bytes::tests::agrees_with_portable;
+
+    #[test]
+    fn products_without_vnni_are_exact() {
+        match Avx2::new() {
+            Some(s) => agrees_with_portable(|task| plain(s, task)),
+            None => println!("skipped: no AVX2"),
+        }
+    }
+}

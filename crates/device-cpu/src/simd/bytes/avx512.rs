@@ -1,0 +1,224 @@
+//! Bytes on AVX-512: one vector of each kind, with VNNI where the CPU has it.
+
+use std::arch::x86_64::*;
+
+use super::super::avx512::Avx512;
+use super::{ByteTask, Bytes};
+
+/// AVX-512, with VNNI where `VNNI`.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512Bytes<const VNNI: bool>(Avx512);
+
+/// Runs a loop compiled for the best that goes with AVX-512.
+pub(super) fn run(s: Avx512, task: impl ByteTask) {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512vnni")]
+    fn vnni(task: impl ByteTask, b: Avx512Bytes<true>) {
+        task.run(b);
+    }
+    if is_x86_feature_detected!("avx512vnni") {
+        // SAFETY: `s` exists only where its instructions were found, and VNNI was found just now.
+        unsafe { vnni(task, Avx512Bytes(s)) }
+    } else {
+        plain(s, task);
+    }
+}
+
+/// [`run`] without VNNI.
+fn plain(s: Avx512, task: impl ByteTask) {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    fn inner(task: impl ByteTask, b: Avx512Bytes<false>) {
+        task.run(b);
+    }
+    // SAFETY: `s` exists only where its instructions were found.
+    unsafe { inner(task, Avx512Bytes(s)) }
+}
+
+/// An intrinsic without memory operands.
+macro_rules! op {
+    ($e:expr) => {
+        // SAFETY: an `Avx512Bytes` exists only where its instructions were found.
+        unsafe { $e }
+    };
+}
+
+impl<const VNNI: bool> Bytes for Avx512Bytes<VNNI> {
+    type S = Avx512;
+    type V = __m512i;
+    type I = __m512i;
+    type F = [__m512; 1];
+
+    #[inline(always)]
+    fn simd(self) -> Avx512 {
+        self.0
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const u8) -> __m512i {
+        // SAFETY: the token, and the caller's promise.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves(self, a: *const u8, b: *const u8) -> __m512i {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            let low = _mm512_castsi256_si512(_mm256_loadu_si256(a.cast()));
+            _mm512_inserti64x4::<1>(low, _mm256_loadu_si256(b.cast()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_twice(self, a: *const u8, b: *const u8) -> __m512i {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            let (a, b) = (_mm_loadu_si128(a.cast()), _mm_loadu_si128(b.cast()));
+            _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(a), 0xff00, b)
+        }
+    }
+
+    #[inline(always)]
+    fn and(self, v: __m512i, mask: u8) -> __m512i {
+        op!(_mm512_and_si512(v, _mm512_set1_epi8(mask as i8)))
+    }
+
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_or_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn shift<const Q0: i32, const Q1: i32, const Q2: i32, const Q3: i32>(self, v: __m512i) -> __m512i {
+        // A rotation goes both ways in one instruction.
+        op!({
+            let by = _mm512_set_epi32(Q3, Q3, Q3, Q3, Q2, Q2, Q2, Q2, Q1, Q1, Q1, Q1, Q0, Q0, Q0, Q0);
+            _mm512_rorv_epi32(v, by)
+        })
+    }
+
+    #[inline(always)]
+    fn transpose(self, [a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+        op!({
+            let (ab, ab2) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let (cd, cd2) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+            [
+                _mm512_unpacklo_epi64(ab, cd),
+                _mm512_unpackhi_epi64(ab, cd),
+                _mm512_unpacklo_epi64(ab2, cd2),
+                _mm512_unpackhi_epi64(ab2, cd2),
+            ]
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn dots(self, sums: __m512i, q: &[__m512i; 4], x: *const i8) -> __m512i {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            let x = |i: usize| _mm512_loadu_si512(x.add(64 * i).cast());
+            if VNNI {
+                let sums = _mm512_dpbusd_epi32(sums, q[0], x(0));
+                let sums = _mm512_dpbusd_epi32(sums, q[1], x(1));
+                let sums = _mm512_dpbusd_epi32(sums, q[2], x(2));
+                return _mm512_dpbusd_epi32(sums, q[3], x(3));
+            }
+            // Two products of 63 * 127, twice over, are 32004: two vectors are added in i16.
+            let one = _mm512_set1_epi16(1);
+            let (a, b) = (_mm512_maddubs_epi16(q[0], x(0)), _mm512_maddubs_epi16(q[1], x(1)));
+            let (c, d) = (_mm512_maddubs_epi16(q[2], x(2)), _mm512_maddubs_epi16(q[3], x(3)));
+            let ab = _mm512_madd_epi16(_mm512_add_epi16(a, b), one);
+            let cd = _mm512_madd_epi16(_mm512_add_epi16(c, d), one);
+            _mm512_add_epi32(sums, _mm512_add_epi32(ab, cd))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dots_signed(self, offset: __m512i, q: &[__m512i; 4], x: *const i8) -> __m512i {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            if VNNI {
+                let flip = _mm512_set1_epi8(-128);
+                let q = [q[0], q[1], q[2], q[3]].map(|q| _mm512_xor_si512(q, flip));
+                return self.dots(offset, &q, x);
+            }
+            let mut sums = _mm512_setzero_si512();
+            for (i, &q) in q.iter().enumerate() {
+                // The sign goes to `x`: 2 * 128 * 127 is within i16.
+                let x = _mm512_loadu_si512(x.add(64 * i).cast());
+                let x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(q), _mm512_setzero_si512(), x);
+                let pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(q), x);
+                sums = _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
+    fn zeros(self) -> __m512i {
+        op!(_mm512_setzero_si512())
+    }
+
+    #[inline(always)]
+    unsafe fn load_shifted(self, by: u32, p: *const i32) -> __m512i {
+        // SAFETY: the token, and the caller's promise.
+        unsafe { _mm512_sll_epi32(_mm512_loadu_si512(p.cast()), _mm_cvtsi32_si128(by as i32)) }
+    }
+
+    #[inline(always)]
+    fn to_f32(self, v: __m512i) -> [__m512; 1] {
+        [op!(_mm512_cvtepi32_ps(v))]
+    }
+
+    #[inline(always)]
+    fn half(self, bits: u16) -> f32 {
+        op!(_mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits as i32))))
+    }
+
+    #[inline(always)]
+    unsafe fn scales_f16(self, p: *const u8, stride: usize) -> [__m512; 1] {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            let one = |i: usize| p.add(i * stride).cast::<i16>().read_unaligned();
+            let halves = _mm_setr_epi16(one(0), one(2), one(4), one(6), one(1), one(3), one(5), one(7));
+            let eight = _mm512_castps256_ps512(_mm256_cvtph_ps(halves));
+            [_mm512_shuffle_f32x4::<0b01_01_00_00>(eight, eight)]
+        }
+    }
+
+    #[inline(always)]
+    fn scales_u8(self, bytes: u64) -> [__m512; 1] {
+        op!({
+            let order = _mm_setr_epi8(0, 2, 4, 6, 0, 2, 4, 6, 1, 3, 5, 7, 1, 3, 5, 7);
+            let bytes = _mm_shuffle_epi8(_mm_cvtsi64_si128(bytes as i64), order);
+            [_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))]
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn scales_i8(self, p: *const u8) -> [__m512; 1] {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            let order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            let bytes = _mm_shuffle_epi8(_mm_loadu_si128(p.cast()), order);
+            [_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(self, p: *const f32) -> [__m512; 1] {
+        // SAFETY: the token, and the caller's promise.
+        [unsafe { _mm512_loadu_ps(p) }]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::bytes::tests::agrees_with_portable;
+
+    #[test]
+    fn products_without_vnni_are_exact() {
+        match Avx512::new() {
+            Some(s) => agrees_with_portable(|task| plain(s, task)),
+            None => println!("skipped: no AVX-512"),
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Vectors of 64 bytes and products in integers, for weights in quantised blocks.
+//!
+//! Sums run in sixteen lanes on every instruction set. A superblock of 256 elements is sixteen groups of sixteen,
+//! and a lane takes one group, so that no scale is shared out and no lane summed within a superblock. Codes are
+//! unpacked in the order of their elements, 64 to a vector; [`Bytes::transpose`] then gives lane `4 r + j` the
+//! group `4 j + r` (quarter `r` of vector `j`), four elements a vector. Activations are stored in that order.
+
+use super::Simd;
+use crate::isa::Kernels;
+
+pub(crate) mod formats;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+
+/// Elements whose integer sums are scaled together.
+pub(crate) const SUPER: usize = 256;
+
+/// The group of sixteen elements that a lane takes.
+pub(crate) const fn group(lane: usize) -> usize {
+    lane % 4 * 4 + lane / 4
+}
+
+/// The block of 32 elements that a lane's group lies in.
+pub(crate) const fn block(lane: usize) -> usize {
+    group(lane) / 2
+}
+
+/// 64 bytes, sixteen i32 and sixteen f32, and what the row kernels need of them.
+pub(crate) trait Bytes: Copy + Send + Sync + 'static {
+    /// Its vectors of f32.
+    type S: Simd;
+    /// 64 bytes.
+    type V: Copy;
+    /// Sixteen i32.
+    type I: Copy;
+    /// Sixteen f32.
+    type F: Copy + AsRef<[<Self::S as Simd>::V]> + AsMut<[<Self::S as Simd>::V]>;
+
+    /// The proof that it rests on.
+    fn simd(self) -> Self::S;
+
+    /// Loads 64 bytes.
+    ///
+    /// # Safety
+    /// They are readable. No alignment is asked for, here and below.
+    unsafe fn load(self, p: *const u8) -> Self::V;
+    /// Loads 32 bytes and 32 bytes.
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn load_halves(self, a: *const u8, b: *const u8) -> Self::V;
+    /// Loads sixteen bytes twice, and sixteen others twice.
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn load_twice(self, a: *const u8, b: *const u8) -> Self::V;
+    /// `v & mask` in every byte.
+    fn and(self, v: Self::V, mask: u8) -> Self::V;
+    /// `a | b`.
+    fn or(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Shifts the bytes of each quarter right, by -8 to 8. What comes in from beside a byte is undefined.
+    fn shift<const Q0: i32, const Q1: i32, const Q2: i32, const Q3: i32>(self, v: Self::V) -> Self::V;
+    /// Vector `i` of the result has dword `i` of quarter `r` of each of the four as dwords `4 r ..`.
+    fn transpose(self, v: [Self::V; 4]) -> [Self::V; 4];
+
+    /// Adds to each lane of `sums` the products of its four bytes, for all four vectors. `q` is 0 to 63, `x` not -128.
+    ///
+    /// # Safety
+    /// 256 bytes of `x` are readable.
+    unsafe fn dots(self, sums: Self::I, q: &[Self::V; 4], x: *const i8) -> Self::I;
+    /// The sums of `q x` with signed `q`, given the lanes of `-128 sum x`, which it needs where bytes are unsigned.
+    ///
+    /// # Safety
+    /// As [`Bytes::dots`].
+    unsafe fn dots_signed(self, offset: Self::I, q: &[Self::V; 4], x: *const i8) -> Self::I;
+
+    /// Zeros.
+    fn zeros(self) -> Self::I;
+    /// Loads sixteen i32, shifted left.
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn load_shifted(self, by: u32, p: *const i32) -> Self::I;
+    /// As f32; exact below 2^24.
+    fn to_f32(self, v: Self::I) -> Self::F;
+
+    /// Widens f16.
+    fn half(self, bits: u16) -> f32;
+    /// Eight f16, `stride` bytes from one to the next, each to the lanes of its [`block`].
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn scales_f16(self, p: *const u8, stride: usize) -> Self::F;
+    /// The eight bytes of an integer, each to the lanes of its [`block`].
+    fn scales_u8(self, bytes: u64) -> Self::F;
+    /// Sixteen signed bytes, each to the lane of its [`group`].
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn scales_i8(self, p: *const u8) -> Self::F;
+
+    /// `x` in every lane.
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F {
+        // SAFETY: loads of an array of sixteen.
+        unsafe { self.load_f32([x; 16].as_ptr()) }
+    }
+
+    /// Loads sixteen f32.
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn load_f32(self, p: *const f32) -> Self::F;
+
+    /// Stores sixteen f32.
+    ///
+    /// # Safety
+    /// They are writable.
+    #[inline(always)]
+    unsafe fn store_f32(self, p: *mut f32, v: Self::F) {
+        for (i, &v) in v.as_ref().iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { self.simd().store(p.add(i * Self::S::LANES), v) };
+        }
+    }
+
+    /// `a * b`.
+    #[inline(always)]
+    fn mul(self, mut a: Self::F, b: Self::F) -> Self::F {
+        for (a, &b) in a.as_mut().iter_mut().zip(b.as_ref()) {
+            *a = self.simd().mul(*a, b);
+        }
+        a
+    }
+
+    /// `a * b + c`.
+    #[inline(always)]
+    fn fma(self, a: Self::F, b: Self::F, mut c: Self::F) -> Self::F {
+        for ((c, &a), &b) in c.as_mut().iter_mut().zip(a.as_ref()).zip(b.as_ref()) {
+            *c = self.simd().fma(a, b, *c);
+        }
+        c
+    }
+
+    /// The sum of the lanes, always in the same order.
+    #[inline(always)]
+    fn sum(self, v: Self::F) -> f32 {
+        let (s, v) = (self.simd(), v.as_ref());
+        s.sum(match *v {
+            [a, b, c, d] => s.add(s.add(a, c), s.add(b, d)),
+            [a, b] => s.add(a, b),
+            _ => v[0],
+        })
+    }
+}
+
+/// A loop over [`Bytes`]; as [`Task`](super::Task).
+pub(crate) trait ByteTask {
+    /// Runs it. Implementations are `#[inline(always)]`.
+    fn run<B: Bytes>(self, b: B);
+}
+
+/// Runs a loop with the best integer products that go with `kernels`.
+pub(crate) fn run(kernels: Kernels, task: impl ByteTask) {
+    match kernels {
+        Kernels::Portable(s) => task.run(portable::PortableBytes(s)),
+        #[cfg(target_arch = "x86_64")]
+        Kernels::Avx2(s) => avx2::run(s, task),
+        #[cfg(target_arch = "x86_64")]
+        Kernels::Avx512(s) => avx512::run(s, task),
+        #[cfg(target_arch = "x86_64")]
+        Kernels::Avx512Bf16(u) => avx512::run(u.vectors(), task),
+        #[cfg(target_arch = "x86_64")]
+        Kernels::Amx(u) => avx512::run(u.vectors(), task),
+        #[cfg(all(test, target_arch = "x86_64"))]
+        Kernels::SoftwareAmx(u) => avx512::run(u.vectors(), task),
+        #[cfg(target_arch = "aarch64")]
+        Kernels::Neon(s) => neon::run(s, task),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lanes of both kinds of products.
+    pub(super) struct Products<'a> {
+        q: &'a [u8; SUPER],
+        x: &'a [i8; SUPER],
+        out: &'a mut [f32; 32],
+    }
+
+    impl ByteTask for Products<'_> {
+        #[inline(always)]
+        fn run<B: Bytes>(self, b: B) {
+            let offset: [i32; 16] = std::array::from_fn(|lane| {
+                let of = |i: usize| self.x[64 * i + 4 * lane..][..4].iter().map(|&x| -i32::from(x)).sum::<i32>();
+                (0..4).map(of).sum()
+            });
+            // SAFETY: arrays of the sizes that are read.
+            unsafe {
+                let q: [B::V; 4] = std::array::from_fn(|i| b.load(self.q.as_ptr().add(64 * i)));
+                let small = q.map(|q| b.and(q, 63));
+                let out = self.out.as_mut_ptr();
+                b.store_f32(out, b.to_f32(b.dots(b.zeros(), &small, self.x.as_ptr())));
+                let offset = b.load_shifted(7, offset.as_ptr());
+                b.store_f32(out.add(16), b.to_f32(b.dots_signed(offset, &q, self.x.as_ptr())));
+            }
+        }
+    }
+
+    /// Runs tasks on `run` and in plain Rust: the products must be the same.
+    pub(super) fn agrees_with_portable(run: impl Fn(Products<'_>)) {
+        for round in 0..300u32 {
+            let next = |i: usize| (i as u32).wrapping_mul(2_654_435_761).wrapping_add(round.wrapping_mul(40_503)) >> 13;
+            let q = std::array::from_fn(|i| if round < 4 { [0, 63, 128, 255][round as usize] } else { next(i) as u8 });
+            let x = std::array::from_fn(|i| match round {
+                0..4 => {
+                    if i % 64 < 32 {
+                        127
+                    } else {
+                        -127
+                    }
+                }
+                _ => (next(i + 1000) as u8 as i8).max(-127),
+            });
+            let (mut got, mut want) = ([0.0; 32], [0.0; 32]);
+            run(Products { q: &q, x: &x, out: &mut got });
+            portable_products(Products { q: &q, x: &x, out: &mut want });
+            assert_eq!(got, want, "round {round}");
+        }
+    }
+
+    fn portable_products(task: Products<'_>) {
+        task.run(portable::PortableBytes(crate::simd::portable::Portable));
+    }
+
+    #[test]
+    fn products_are_exact_on_every_instruction_set() {
+        for isa in crate::Isa::available() {
+            let kernels = Kernels::new(isa).expect("available");
+            agrees_with_portable(|task| super::run(kernels, task));
+        }
+    }
+}
