@@ -25,8 +25,18 @@ use crate::simd::stored::{Vector, Weight};
 /// Alignment of owned memory: a cache line, and the widest vector.
 const ALIGN: usize = 64;
 
-/// Alignment of large memory, so that the system may back it with huge pages.
-const HUGE: usize = 2 << 20;
+/// Size and alignment of a huge page: with them, kernels that walk many rows don't wait for address translation.
+pub(crate) const HUGE: usize = 2 << 20;
+
+/// Asks for huge pages where the system gives them on request only. It may refuse; nothing depends on it.
+#[cfg(target_os = "linux")]
+fn ask_for_huge_pages(ptr: *mut u8, bytes: usize) {
+    // SAFETY: a range of our own memory, and advice that changes none of its contents.
+    unsafe { libc::madvise(ptr.cast(), bytes, libc::MADV_HUGEPAGE) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask_for_huge_pages(_: *mut u8, _: usize) {}
 
 /// Owned, zeroed, aligned bytes.
 pub(crate) struct Owned {
@@ -48,12 +58,15 @@ impl Owned {
     /// Aligned by hand: an allocator that is asked for more than its usual alignment zeroes by writing, which
     /// touches every page of a cache that may never be used.
     pub(crate) fn zeroed(bytes: usize) -> Option<Self> {
-        let align = if bytes >= 2 * HUGE { HUGE } else { ALIGN };
+        let align = if bytes >= HUGE { HUGE } else { ALIGN };
         let layout = Layout::from_size_align(bytes.checked_add(align)?, 16).ok()?;
         // SAFETY: the size isn't zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         let ptr = start.as_ptr();
         let ptr = ptr.wrapping_add(ptr.align_offset(align));
+        if align == HUGE {
+            ask_for_huge_pages(ptr, bytes / HUGE * HUGE);
+        }
         Some(Owned { start, ptr, layout })
     }
 

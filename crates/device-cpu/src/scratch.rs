@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use crate::memory::Owned;
+use crate::memory::{HUGE, Owned};
 
 /// Aligned f32 that grow to the largest size asked for.
 pub(crate) struct Scratch {
@@ -23,8 +23,10 @@ impl Scratch {
         if len > self.len || self.memory.is_none() {
             self.memory = None;
             let bytes = len.checked_mul(4).expect("a size within the address space");
+            // Whole huge pages, where most of the last one is used.
+            let bytes = if bytes > HUGE / 2 { bytes.next_multiple_of(HUGE) } else { bytes };
             self.memory = Some(Owned::zeroed(bytes).expect("memory for scratch"));
-            self.len = len;
+            self.len = bytes / 4;
         }
         let ptr = self.memory.as_ref().expect("just made").ptr();
         // SAFETY: `len` initialised f32, borrowed from `self` as a whole.

@@ -211,9 +211,10 @@ impl UnitTask for Panels<'_> {
                 if range.end < words {
                     continue;
                 }
-                for (i, panel) in self.panels.clone().enumerate() {
-                    let (col, row) = (panel * cols, self.first + tile * rows);
-                    for r in 0..height {
+                // Row by row: a row's panels lie side by side in the output.
+                for r in 0..height {
+                    for (i, panel) in self.panels.clone().enumerate() {
+                        let (col, row) = (panel * cols, self.first + tile * rows);
                         let at = |j: usize| sums.wrapping_add(((i * weights + j) * rows + r) * cols).cast_const();
                         let gate = gate.map(|_| at(1));
                         let bias = &bias[i * cols..];

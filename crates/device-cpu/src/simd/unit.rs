@@ -146,6 +146,9 @@ impl<S: Simd> Unit for Vectors<S> {
     }
 }
 
+/// Bytes ahead in each row that are asked for while it is packed.
+const AHEAD: usize = 512;
+
 /// Packs `rows` rows of `k` elements as columns of `[words, width]`; columns past `rows`, up to a whole vector,
 /// and words past `k` become zero.
 ///
@@ -172,8 +175,11 @@ pub(crate) unsafe fn pack_transposed<U: Unit, T: Stored>(
             for (l, v) in block.iter_mut().enumerate() {
                 *v = s.splat(0.0);
                 if g + l < rows && some > 0 {
+                    let at = row(g + l).wrapping_add(from * T::SIZE);
+                    // Rows are pages apart, which no hardware prefetcher crosses.
+                    s.prefetch(at.wrapping_add(AHEAD));
                     // SAFETY: `some` elements are left in the row.
-                    *v = unsafe { u.words::<T>(row(g + l).wrapping_add(from * T::SIZE), some) };
+                    *v = unsafe { u.words::<T>(at, some) };
                 }
             }
             // SAFETY: a full block fits; the last words go through a block of their own.
