@@ -1,7 +1,7 @@
-//! Linear layers whose weights are quantised blocks: some outputs at a time, on weights dequantised to f32.
+//! Which kernel takes a linear layer, by the kind of its rows and the form of its weights.
 //!
-//! Exact, and bound by the dequantising; a layer with plain weights goes straight to its kernel, and rows being
-//! decoded to that of `row_blocks.rs`.
+//! A gated layer of which one weight is quantised and the other plain is decoded some outputs at a time, on weights
+//! dequantised to f32: nobody makes such, so it need not be fast.
 
 use super::finish::{Finish, Linear};
 use super::{Engine, Rows, Shared, matrix, row, row_blocks};
@@ -25,23 +25,18 @@ pub(super) enum Kind {
 /// # Safety
 /// As for [`matrix`](matrix::matrix).
 pub(super) unsafe fn linear(engine: &mut Engine, kind: Kind, x: Rows<'_>, rows: usize, linear: &Linear<'_>) {
-    let run = |engine: &mut Engine, linear: &Linear<'_>| {
-        // SAFETY: the caller's promise, for all outputs or some of them.
-        unsafe {
-            match kind {
-                Kind::Matrix => matrix::matrix(engine, x, rows, linear),
-                Kind::Row => row::row(engine, x, rows, linear),
-            }
-        }
-    };
-    let blocks = linear.weight.dtype.is_block() || linear.gate.is_some_and(|g| g.dtype.is_block());
-    if !blocks || rows == 0 {
-        return run(engine, linear);
+    if kind == Kind::Matrix {
+        // SAFETY: the caller's promise.
+        return unsafe { matrix::matrix(engine, x, rows, linear) };
     }
-    let both = linear.weight.dtype.is_block() && linear.gate.is_none_or(|g| g.dtype.is_block());
-    if both && kind == Kind::Row {
+    let (weight, gate) = (linear.weight.dtype.is_block(), linear.gate.map(|g| g.dtype.is_block()));
+    if weight && gate != Some(false) {
         // SAFETY: the caller's promise.
         return unsafe { row_blocks::row(engine, x, rows, linear) };
+    }
+    if (!weight && gate != Some(true)) || rows == 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { row::row(engine, x, rows, linear) };
     }
     let Linear { k, n, weight, gate, finish } = *linear;
     let weights = 1 + gate.is_some() as usize;
@@ -60,7 +55,8 @@ pub(super) unsafe fn linear(engine: &mut Engine, kind: Kind, x: Rows<'_>, rows: 
         let residual = finish.residual.map(|r| r.columns(first));
         let finish = Finish { bias, residual, out: finish.out.columns(first), ..finish };
         let [weight, gate] = [wanted[0], wanted[1]];
-        run(engine, &Linear { k, n: some, weight, gate: linear.gate.map(|_| gate), finish });
+        // SAFETY: the caller's promise, for some of the outputs.
+        unsafe { row::row(engine, x, rows, &Linear { k, n: some, weight, gate: linear.gate.map(|_| gate), finish }) };
     }
     engine.widened = scratch;
 }

@@ -13,7 +13,8 @@ use super::finish::{Linear, Place};
 use super::{Engine, Rows, Shared};
 use crate::scratch::{cut, local, rounded};
 use crate::simd::TileArgs;
-use crate::simd::stored::{Stored, Weight, with_stored};
+use crate::simd::blocks::dequantise;
+use crate::simd::stored::{F32, Stored, Weight, with_stored};
 use crate::simd::unit::{Unit, UnitTask, pack_columns, pack_transposed, words};
 
 /// Packed activations at most, in words (8 MiB): they stay in the last cache while panels pass by.
@@ -122,6 +123,10 @@ unsafe fn pack_panel<U: Unit>(u: U, w: &Weight, col: usize, n: usize, k: usize, 
     let cols = U::COLS.min(n - col);
     let (words, from) = (range.len(), range.start * U::PER_WORD);
     let k = k.saturating_sub(from);
+    if w.dtype.is_block() {
+        // SAFETY: the caller's promise.
+        return unsafe { pack_blocks(u, w, col..col + cols, from..from + k, words, out) };
+    }
     with_stored!(w.dtype, T => {
         // SAFETY: the caller's promise; each load stays within `cols` columns and `k` steps.
         unsafe {
@@ -138,6 +143,40 @@ unsafe fn pack_panel<U: Unit>(u: U, w: &Weight, col: usize, n: usize, k: usize, 
         }
     })
 }
+
+/// [`pack_panel`] for quantised blocks: a few steps of all columns at a time, dequantised in the first cache.
+///
+/// # Safety
+/// As [`pack_panel`]; `steps` begins at a multiple of [`DEQUANTISED`] and ends at one of 32, the end of a row.
+#[inline(always)]
+unsafe fn pack_blocks<U: Unit>(
+    u: U,
+    w: &Weight,
+    columns: Range<usize>,
+    steps: Range<usize>,
+    words: usize,
+    out: *mut f32,
+) {
+    let bytes = |elements: usize| w.dtype.bytes(elements).expect("checked: rows of whole blocks");
+    let mut flat = [0f32; 32 * DEQUANTISED];
+    for p in (0..words).step_by(DEQUANTISED / U::PER_WORD) {
+        let first = steps.start + p * U::PER_WORD;
+        let count = DEQUANTISED.min(steps.end.saturating_sub(first));
+        let some = (DEQUANTISED / U::PER_WORD).min(words - p);
+        // SAFETY: the caller's promise; no panel has more than 32 columns.
+        unsafe {
+            for (i, col) in columns.clone().enumerate() {
+                let row = w.ptr.wrapping_add(bytes(col * w.stride));
+                dequantise(u.simd(), w.dtype, row, first, count, flat.as_mut_ptr().add(i * DEQUANTISED));
+            }
+            let row = |i: usize| flat.as_ptr().wrapping_add(i * DEQUANTISED).cast();
+            pack_transposed::<U, F32>(u, U::COLS, columns.len(), count, some, row, out.add(p * U::COLS));
+        }
+    }
+}
+
+/// Steps of a sum that are dequantised at a time; divides every `K_BLOCK`.
+const DEQUANTISED: usize = 128;
 
 /// Some panels times some row tiles.
 struct Panels<'a> {
