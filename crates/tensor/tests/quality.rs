@@ -1,7 +1,7 @@
 //! The quantisers against the public ones, and on what is no ordinary weight.
 
 use proptest::prelude::*;
-use turbospark_tensor::quant::{QuantError, quantise, requantise};
+use turbospark_tensor::quant::{QuantError, quantise, quantise_q8_0, requantise};
 use turbospark_tensor::{DType, f32_to_bf16, widen_into};
 
 struct Random(u64);
@@ -113,6 +113,29 @@ fn what_no_block_holds_is_refused_by_its_place() {
     let mut out = vec![0; DType::Q8_0.bytes(20_000).unwrap()];
     let said = requantise(&bytes, DType::BF16, DType::Q8_0, 3, &mut out).unwrap_err().to_string();
     assert_eq!(said, "element 17000 is NaN; only finite weights are quantised");
+}
+
+#[test]
+fn a_block_that_q8_0_does_not_hold_becomes_nan() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e7, f32::MAX] {
+        let mut x = [0.5; 32];
+        x[7] = bad;
+        let y = back(&quantise_q8_0(&x), DType::Q8_0, 32);
+        assert!(y.iter().all(|v| v.is_nan()), "{bad}: {y:?}");
+    }
+    assert_eq!(back(&quantise_q8_0(&[0.0; 32]), DType::Q8_0, 32), [0.0; 32]);
+}
+
+#[test]
+fn q8_0_rounds_halves_away_from_zero_and_nothing_else() {
+    // A largest element of 127 makes the scale one.
+    for half in -253..=253 {
+        let x = half as f32 / 2.0;
+        for x in [x.next_down(), x, x.next_up()] {
+            let block = quantise_q8_0(&std::array::from_fn(|i| if i == 0 { 127.0 } else { x }));
+            assert_eq!(f32::from(block[9] as i8), x.round(), "{x:e}");
+        }
+    }
 }
 
 #[test]

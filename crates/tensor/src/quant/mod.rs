@@ -135,13 +135,31 @@ fn to_f16(x: f32) -> Option<(f16, f32)> {
 }
 
 fn q8_0(x: &[f32], out: &mut [u8]) -> Option<()> {
-    let d = largest(x).abs() / 127.0;
+    let block = quantise_q8_0(x.try_into().expect("32 elements"));
+    out.copy_from_slice(&block);
+    f16::from_le_bytes([block[0], block[1]]).is_finite().then_some(())
+}
+
+/// One block of `Q8_0`, for values that are not known to be finite, such as activations: where [`quantise`] refuses
+/// a block, its scale is NaN, and so is every element that it is widened to.
+///
+/// Inlined into loops that are compiled for an instruction set, so it calls nothing but the rounding of the scale.
+#[inline(always)]
+pub fn quantise_q8_0(x: &[f32; 32]) -> [u8; 34] {
+    // As integers, sizes are in order, and infinities and NaNs above all numbers.
+    let largest = x.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
+    let d = f32::from_bits(largest) / 127.0;
     let inverse = if d > 0.0 { 1.0 / d } else { 0.0 };
-    out[..2].copy_from_slice(&to_f16(d)?.0.to_le_bytes());
-    for (q, &v) in out[2..].iter_mut().zip(x) {
-        *q = (v * inverse).round() as i8 as u8;
+    let scale = f16::from_f32(d);
+    let scale = if scale.is_finite() { scale } else { f16::NAN };
+    let mut block = [0; 34];
+    block[..2].copy_from_slice(&scale.to_le_bytes());
+    for (q, &v) in block[2..].iter_mut().zip(x) {
+        let scaled = v * inverse;
+        // Half away from zero: the largest number below a half, so that what lies just below one stays below.
+        *q = (scaled + 0.499_999_97_f32.copysign(scaled)) as i8 as u8;
     }
-    Some(())
+    block
 }
 
 fn q4_0(x: &[f32], out: &mut [u8]) -> Option<()> {
