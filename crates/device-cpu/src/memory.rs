@@ -230,6 +230,11 @@ impl Tensor {
         self.ptr.wrapping_add(elements * self.dtype.size())
     }
 
+    /// Bytes of `elements` elements of a row; of a block type they are whole blocks.
+    pub(crate) fn bytes(&self, elements: usize) -> usize {
+        self.dtype.bytes(elements).expect("checked: rows of whole blocks")
+    }
+
     /// Start of row `r`, for f32 tensors.
     pub(crate) fn row(&self, r: usize) -> *mut f32 {
         self.ptr.cast::<f32>().wrapping_add(r * self.strides[0])

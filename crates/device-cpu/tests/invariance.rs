@@ -88,9 +88,11 @@ fn many_rows_change_no_bit_of_the_first() {
 
 /// Attention, convolution and delta rule of one sequence whose rows come in pieces.
 ///
-/// `pieces` are lengths with whether they are decoded; `beside` adds another sequence to every pass.
-fn sequence(d: &dyn Device, pieces: &[(usize, bool)], beside: bool) -> Vec<Vec<f32>> {
-    let (heads, kv_heads, n, page_len, pages_each) = (4, 2, 40, 32, 20);
+/// `pieces` are lengths with whether they are decoded; `beside` adds another sequence to every pass. Keys and values
+/// are kept as `kv`.
+fn sequence(d: &dyn Device, kv: DType, pieces: &[(usize, bool)], beside: bool) -> Vec<Vec<f32>> {
+    let (heads, kv_heads, page_len, pages_each) = (4, 2, 32, 20);
+    let n = if kv.is_block() { 64 } else { 40 };
     let total: usize = pieces.iter().map(|p| p.0).sum();
     let rows = total + 77;
     let f = |seed: u64, each: usize| put_f32(d, &random(seed, rows * each));
@@ -100,7 +102,7 @@ fn sequence(d: &dyn Device, pieces: &[(usize, bool)], beside: bool) -> Vec<Vec<f
     let g = put_f32(d, &g);
     let out = [heads * n, kv_heads * n, heads * n].map(|each| put_f32(d, &vec![0.0; rows * each]));
     let capacity = 2 * pages_each * page_len;
-    let cache = [put_f32(d, &vec![0.0; capacity * kv_heads * n]), put_f32(d, &vec![0.0; capacity * kv_heads * n])];
+    let cache = [0, 1].map(|_| put(d, kv, &vec![0.0; capacity * kv_heads * n]));
     let pages = put_i32(d, &(0..2 * pages_each as i32).rev().collect::<Vec<_>>());
     let state = put_f32(d, &vec![0.0; 2 * heads * n * n]);
     let tail = put_f32(d, &vec![0.0; 2 * kv_heads * n * 4]);
@@ -120,7 +122,7 @@ fn sequence(d: &dyn Device, pieces: &[(usize, bool)], beside: bool) -> Vec<Vec<f
             (0..77).for_each(|t| slots[total + t] = place(1, 3 + t));
         }
         let slots = put_i32(d, &slots);
-        let caches = cache.each_ref().map(|c| c.view(0, DType::F32, [capacity, kv_heads, n]));
+        let caches = cache.each_ref().map(|c| c.view(0, kv, [capacity, kv_heads, n]));
         let q_view = q.view(0, DType::F32, [rows, heads, n]);
         let k_view = k.view(0, DType::F32, [rows, kv_heads, n]);
         let v_view = v.view(0, DType::F32, [rows, kv_heads, n]);
@@ -172,22 +174,31 @@ fn sequence(d: &dyn Device, pieces: &[(usize, bool)], beside: bool) -> Vec<Vec<f
     ]
 }
 
+const KEPT: [DType; 2] = [DType::F32, DType::Q8_0];
+
 #[test]
 fn a_prompt_in_pieces_of_64_is_the_prompt_in_one() {
-    for d in some() {
-        let whole = bits(&sequence(d, &[(300, false)], false));
-        assert!(bits(&sequence(d, &[(64, false), (192, false), (44, false)], false)) == whole, "{}", d.name());
-        assert!(bits(&sequence(d, &[(128, false), (128, false), (44, false)], true)) == whole, "{}", d.name());
+    for (d, kv) in some().flat_map(|d| KEPT.map(|kv| (d, kv))) {
+        let run = |pieces: &[usize], beside| {
+            let pieces: Vec<_> = pieces.iter().map(|&n| (n, false)).collect();
+            bits(&sequence(d, kv, &pieces, beside))
+        };
+        let whole = run(&[300], false);
+        assert!(run(&[64, 192, 44], false) == whole, "{} {kv}", d.name());
+        assert!(run(&[128, 128, 44], true) == whole, "{} {kv}", d.name());
     }
 }
 
 #[test]
 fn decoded_rows_are_the_same_one_by_one_together_and_in_company() {
-    for d in some() {
-        let ones: Vec<_> = [(280, false)].into_iter().chain([(1, true); 9]).collect();
-        let single = bits(&sequence(d, &ones, false));
-        assert!(bits(&sequence(d, &[(280, false), (9, true)], false)) == single, "{}", d.name());
-        assert!(bits(&sequence(d, &[(280, false), (4, true), (5, true)], true)) == single, "{}", d.name());
+    for (d, kv) in some().flat_map(|d| KEPT.map(|kv| (d, kv))) {
+        let run = |decoded: &[usize], beside| {
+            let pieces: Vec<_> = [(280, false)].into_iter().chain(decoded.iter().map(|&n| (n, true))).collect();
+            bits(&sequence(d, kv, &pieces, beside))
+        };
+        let single = run(&[1; 9], false);
+        assert!(run(&[9], false) == single, "{} {kv}", d.name());
+        assert!(run(&[4, 5], true) == single, "{} {kv}", d.name());
     }
 }
 

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use proptest::prelude::*;
 use turbospark_device::op::*;
-use turbospark_device::{Buffer, Device, DeviceError, Pass, Snapshot};
+use turbospark_device::{Buffer, Device, DeviceError, Pass, ReferenceDevice, Snapshot};
 use turbospark_tensor::DType;
 
 fn cases() -> ProptestConfig {
@@ -57,6 +57,33 @@ impl ExpertSource for Fused {
             each(e, Expert { gate, up, down, layout })?;
         }
         Ok(())
+    }
+}
+
+#[test]
+fn a_row_that_is_not_finite_makes_its_blocks_nan_and_no_others() {
+    let (rows, kv_heads, n) = (3, 2, 64);
+    let store = |d: &dyn Device| {
+        let mut k = random(1, rows * kv_heads * n);
+        let v = k.clone();
+        // Row 0 head 1, second block; row 1 head 0, first block; row 2 head 1, first block.
+        for (at, bad) in [(n + 40, f32::NAN), (2 * n + 3, f32::INFINITY), (5 * n + 31, -3e7)] {
+            k[at] = bad;
+        }
+        let [k, v] = [k, v].map(|x| put_f32(d, &x));
+        let slots = put_i32(d, &[2, 0, 1]);
+        let caches = [0, 1].map(|_| put(d, DType::Q8_0, &vec![0.0; rows * kv_heads * n]));
+        let [k_cache, v_cache] = caches.each_ref().map(|c| c.view(0, DType::Q8_0, [rows, kv_heads, n]));
+        let (k, v) = (k.view(0, DType::F32, [rows, kv_heads, n]), v.view(0, DType::F32, [rows, kv_heads, n]));
+        submit(d, |pass| pass.store_kv(StoreKv { k, v, slots: slots.view(0, DType::I32, [rows]), k_cache, v_cache }));
+        caches.map(|c| get_as(d, DType::Q8_0, &c))
+    };
+    let want = store(&ReferenceDevice);
+    let blocks: Vec<usize> = want[0].chunks(32).enumerate().filter(|(_, b)| b[0].is_nan()).map(|(i, _)| i).collect();
+    assert_eq!(blocks, [0, 6, 11], "slots 0, 1 and 2 hold rows 1, 2 and 0");
+    assert!(want[0].chunks(32).enumerate().all(|(i, b)| b.iter().all(|x| x.is_nan() == blocks.contains(&i))));
+    for d in devices().iter().flatten() {
+        assert!(bits(&store(d)) == bits(&want), "{}", d.name());
     }
 }
 
@@ -133,10 +160,10 @@ proptest! {
     #[test]
     fn the_paged_cache_agrees(
         lengths in prop::collection::vec((0usize..330, 1usize..70, any::<bool>()), 1..4), kv_heads in 1usize..3,
-        group in 1usize..6, n in 1usize..70, page_len in 1usize..40, dtype in 0usize..3, seed in 0u64..1 << 32,
+        group in 1usize..6, n in 1usize..70, page_len in 1usize..40, dtype in 0usize..4, seed in 0u64..1 << 32,
     ) {
+        let (t, n) = cached(dtype, n);
         check(1e-5, |d| {
-            let t = float(dtype);
             let pages_each = 420usize.div_ceil(page_len);
             let tables = lengths.len();
             let capacity = tables * pages_each * page_len;

@@ -60,6 +60,31 @@ fn blocks_are_taken_by_linear_layers_and_tables_only_and_as_whole_rows() {
 }
 
 #[test]
+fn a_cache_of_blocks_is_q8_0_and_has_whole_blocks_a_head() {
+    let d = &cpu();
+    let (b, slots) = (put_f32(d, &[0.0; 4096]), put_i32(d, &[0, 0]));
+    for (dtype, n, words) in [
+        (DType::Q8_0, 40, "k_cache is Q8_0: heads of 40 are no whole blocks of 32"),
+        (DType::Q4_K, 256, "k_cache is Q4_K, expected a float type or Q8_0"),
+    ] {
+        let (rows, cache) = (|at| b.view(at, DType::F32, [1, 1, n]), |at| b.view(at, dtype, [2, 1, n]));
+        let (slot, pages) = (slots.view(0, DType::I32, [1]), slots.view(0, DType::I32, [1, 2]));
+        let (k_cache, v_cache) = (cache(8192), cache(12288));
+        let said = message(d, |pass| {
+            pass.store_kv(StoreKv { k: rows(0), v: rows(2048), slots: slot, k_cache, v_cache });
+        });
+        assert!(said.contains("StoreKv") && said.contains(words), "{said}");
+        let spans = [span(0, 1, 0, true, 0)];
+        let said = message(d, |pass| {
+            let (q, out) = (rows(0), rows(2048));
+            let (page_len, scale, spans) = (1, 1.0, &spans);
+            pass.paged_attention(PagedAttention { q, k_cache, v_cache, pages, page_len, spans, scale, out });
+        });
+        assert!(said.contains("PagedAttention") && said.contains(words), "{said}");
+    }
+}
+
+#[test]
 fn numbers_on_the_device_that_lead_out_of_memory_are_refused() {
     let d = &cpu();
     let table = put_f32(d, &[1.0; 8]);

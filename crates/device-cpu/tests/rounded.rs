@@ -99,20 +99,26 @@ proptest! {
     #[test]
     fn paged_attention_agrees(
         start in 0usize..200, rows in 1usize..90, kv_heads in 1usize..3, group in 1usize..5, n in 1usize..140,
-        seed in 0u64..1 << 32,
+        blocks in any::<bool>(), seed in 0u64..1 << 32,
     ) {
+        let (t, n) = if blocks { (DType::Q8_0, n.next_multiple_of(32)) } else { (DType::F16, n) };
         check_on(rounding_devices(), WEIGHTS, |d| {
             let (heads, pages) = (kv_heads * group, (start + rows).div_ceil(64));
             let q = put_f32(d, &random_bf16(seed, rows * heads * n));
-            let [k, v] = [1, 2].map(|i| put(d, DType::F16, &random_bf16(seed + i, pages * 64 * kv_heads * n)));
+            let size = pages * 64 * kv_heads * n;
+            // bf16 holds the elements of random blocks exactly too.
+            let [k, v] = [1, 2].map(|i| match t {
+                DType::Q8_0 => put_bytes(d, &random_blocks(seed + i, t, size)),
+                _ => put(d, t, &random_bf16(seed + i, size)),
+            });
             let table = put_i32(d, &(0..pages as i32).rev().collect::<Vec<_>>());
             let out = put_f32(d, &vec![0.0; rows * heads * n]);
             let cache = [pages * 64, kv_heads, n];
             let spans = [span(0, rows, start, false, 0)];
             submit(d, |pass| pass.paged_attention(PagedAttention {
                 q: q.view(0, DType::F32, [rows, heads, n]),
-                k_cache: k.view(0, DType::F16, cache),
-                v_cache: v.view(0, DType::F16, cache),
+                k_cache: k.view(0, t, cache),
+                v_cache: v.view(0, t, cache),
                 pages: table.view(0, DType::I32, [1, pages]),
                 page_len: 64,
                 spans: &spans,

@@ -12,6 +12,7 @@ use turbospark_tensor::DType;
 use super::{Done, Engine, Shared};
 use crate::memory::Tensor;
 use crate::scratch::{cut, local, rounded};
+use crate::simd::blocks::dequantise;
 use crate::simd::stored::{Stored, with_stored};
 use crate::simd::unit::{Unit, UnitTask, pack_columns, pack_transposed, tile_long, words};
 use crate::simd::{KEYS, Simd, TileArgs};
@@ -31,7 +32,7 @@ pub(super) struct Keys<'a> {
     pub v: *const u8,
     /// Bytes from one place to the next, of keys and of values.
     pub stride: (usize, usize),
-    /// Of both.
+    /// Of both: a float type or `Q8_0`.
     pub dtype: DType,
     /// The sequence's pages and their length, where the keys lie in a cache.
     pub pages: Option<(&'a [i32], usize)>,
@@ -48,16 +49,45 @@ impl Keys<'_> {
         self.pages.map_or(t, |(pages, len)| pages[t / len] as usize * len + t % len)
     }
 
-    /// Key `t`.
+    /// The type that [`Keys::load`] gives: their own, or f32 for blocks.
     #[inline(always)]
-    pub(super) fn key(&self, t: usize) -> *const u8 {
-        self.k.wrapping_add(self.place(t) * self.stride.0)
+    pub(super) fn loaded(&self) -> DType {
+        if self.dtype.is_block() { DType::F32 } else { self.dtype }
     }
 
-    /// Value `t`.
+    /// f32 that [`Keys::load`] needs for `count` keys and values of `n` elements.
+    pub(super) fn wide(&self, count: usize, n: usize) -> usize {
+        if self.dtype.is_block() { 2 * count * n } else { 0 }
+    }
+
+    /// Where keys and values `range` lie, at most `N`: in place, or for blocks in `wide`, where they are dequantised.
+    ///
+    /// # Safety
+    /// They are readable for `n` elements; `wide` is writable for [`Keys::wide`].
     #[inline(always)]
-    pub(super) fn value(&self, t: usize) -> *const u8 {
-        self.v.wrapping_add(self.place(t) * self.stride.1)
+    pub(super) unsafe fn load<S: Simd, const N: usize>(
+        &self,
+        s: S,
+        range: Range<usize>,
+        n: usize,
+        wide: *mut f32,
+    ) -> [(*const u8, *const u8); N] {
+        let mut at = [(std::ptr::null(), std::ptr::null()); N];
+        for (i, (at, t)) in at.iter_mut().zip(range).enumerate() {
+            let place = self.place(t);
+            *at = (self.k.wrapping_add(place * self.stride.0), self.v.wrapping_add(place * self.stride.1));
+            if self.dtype.is_block() {
+                let (k, v) = (wide.wrapping_add(2 * i * n), wide.wrapping_add((2 * i + 1) * n));
+                // SAFETY: the caller's promise; heads are whole blocks of the one type that caches take (checked by
+                // the op).
+                unsafe {
+                    dequantise(s, DType::Q8_0, at.0, 0, n, k);
+                    dequantise(s, DType::Q8_0, at.1, 0, n, v);
+                }
+                *at = (k.cast_const().cast(), v.cast_const().cast());
+            }
+        }
+        at
     }
 }
 
@@ -230,6 +260,8 @@ impl UnitTask for PackKeys<'_> {
     #[inline(always)]
     fn run<U: Unit>(self, u: U) {
         let n = self.heads[0].queries.q.dim(2);
+        let mut local = local(self.heads[0].keys.wide(KEYS, n));
+        let wide = local.all().as_mut_ptr();
         let mut i = 0;
         for block in self.range {
             while block >= self.from[i + 1] {
@@ -240,23 +272,29 @@ impl UnitTask for PackKeys<'_> {
             let range = start..head.seen().min(start + KEYS);
             let k = self.packed.at(block * (key_words::<U>(n) + value_words::<U>(n)));
             let v = k.wrapping_add(key_words::<U>(n));
-            // SAFETY: keys that `attend` vouches for; the block is this part's alone.
-            with_stored!(head.keys.dtype, T => unsafe { pack::<U, T>(u, &head.keys, range, n, k, v) });
+            // SAFETY: keys that `attend` vouches for, all of one type; the block is this part's alone.
+            unsafe {
+                let len = range.len();
+                let at = head.keys.load(u.simd(), range, n, wide);
+                with_stored!(head.keys.loaded(), T => pack::<U, T>(u, &at, len, n, k, v));
+            }
         }
     }
 }
 
-/// Packs a block of keys and one of values.
+/// Packs a block of keys and one of values, `len` of each.
 ///
 /// # Safety
-/// The keys and values are readable for `n` elements; `k` and `v` are writable for a block.
+/// The first `len` of `at` are readable for `n` elements; `k` and `v` are writable for a block.
 #[inline(always)]
-unsafe fn pack<U: Unit, T: Stored>(u: U, keys: &Keys<'_>, block: Range<usize>, n: usize, k: *mut f32, v: *mut f32) {
-    let len = block.len();
-    let mut at = [(std::ptr::null(), std::ptr::null()); KEYS];
-    for (t, at) in at.iter_mut().enumerate().take(len) {
-        *at = (keys.key(block.start + t), keys.value(block.start + t));
-    }
+unsafe fn pack<U: Unit, T: Stored>(
+    u: U,
+    at: &[(*const u8, *const u8); KEYS],
+    len: usize,
+    n: usize,
+    k: *mut f32,
+    v: *mut f32,
+) {
     // SAFETY: the caller's promise.
     unsafe {
         for first in (0..KEYS).step_by(U::COLS) {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use turbospark_device::op::{Copy, Gather, StoreKv, Zero};
 use turbospark_tensor::DType;
+use turbospark_tensor::quant::quantise_q8_0;
 
 use super::{Done, Engine};
 use crate::memory::{Tensor, refused};
@@ -207,6 +208,14 @@ pub(super) fn store_kv(engine: &mut Engine, op: &StoreKv<'_>) -> Done {
         }
     }
     // Split by heads: two rows may go to one slot (then the later one stays), so rows can't be split.
+    if k_cache.dtype.is_block() {
+        engine.split(heads, 2 * rows * n, |heads| {
+            for (x, cache) in [(k, k_cache), (v, v_cache)] {
+                engine.kernels.run(StoreBlocks { x, cache, slots, heads: heads.clone() });
+            }
+        });
+        return Ok(());
+    }
     engine.split(heads, 2 * rows * n, |heads_here| {
         for h in heads_here {
             for (r, &slot) in slots.iter().enumerate() {
@@ -220,4 +229,34 @@ pub(super) fn store_kv(engine: &mut Engine, op: &StoreKv<'_>) -> Done {
         }
     });
     Ok(())
+}
+
+/// Quantises some heads of keys or values into a cache of `Q8_0` blocks.
+struct StoreBlocks<'a> {
+    x: Tensor,
+    cache: Tensor,
+    slots: &'a [i32],
+    heads: Range<usize>,
+}
+
+impl Task for StoreBlocks<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let n = self.x.dim(2);
+        let (head, slot) = (self.cache.bytes(n), self.cache.bytes(self.x.dim(1) * n));
+        for h in self.heads {
+            for (r, &place) in self.slots.iter().enumerate() {
+                let from = self.x.head(r, h).cast_const();
+                let to = self.cache.first().cast_mut().wrapping_add(place as usize * slot + h * head);
+                for i in 0..n / 32 {
+                    // SAFETY: slots lie in the cache (checked in `store_kv`), heads are whole blocks (checked by
+                    // the op), and these heads of the cache are this part's alone.
+                    unsafe {
+                        let x = &*from.add(32 * i).cast();
+                        to.add(34 * i).cast::<[u8; 34]>().write(quantise_q8_0(x));
+                    }
+                }
+            }
+        }
+    }
 }

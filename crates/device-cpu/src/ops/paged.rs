@@ -47,11 +47,11 @@ pub(super) fn paged_attention(engine: &mut Engine, op: &PagedAttention<'_>) -> D
     super::apart(op.spans)?;
     let (kv_heads, n) = (k.dim(1), q.dim(2));
     let group = q.dim(1) / kv_heads;
-    let size = k.dtype.size();
+    let (one, place) = (k.bytes(n), k.bytes(kv_heads * n));
     let keys = |head: usize, t: usize| Keys {
-        k: k.byte(head * n),
-        v: v.byte(head * n),
-        stride: (k.stride(0) * size, v.stride(0) * size),
+        k: k.first().wrapping_add(head * one),
+        v: v.first().wrapping_add(head * one),
+        stride: (place, place),
         dtype: k.dtype,
         pages: Some((table(t), op.page_len)),
     };
@@ -119,20 +119,22 @@ impl Task for Decode<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // SAFETY: places, rows and heads were checked; `out` is this piece's alone.
-        with_stored!(self.keys.dtype, T => unsafe { self.sums::<S, T>(s) })
+        with_stored!(self.keys.loaded(), T => unsafe { self.sums::<S, T>(s) })
     }
 }
 
 impl Decode<'_> {
     /// # Safety
-    /// The keys that the piece sees are readable, its row and heads lie in `q`, and `out` has a record a head.
+    /// The keys that the piece sees are readable, its row and heads lie in `q`, and `out` has a record a head. `T` is
+    /// the type of [`Keys::loaded`].
     #[inline(always)]
     unsafe fn sums<S: Simd, T: Stored>(&self, s: S) {
         let (n, group) = (self.q.dim(2), self.group);
         let end = self.piece.visible.min(self.piece.start + SPLIT);
         let record = |h: usize| self.out.wrapping_add(h * self.record);
-        let mut local = local(group * BLOCK);
-        let scores = local.all().as_mut_ptr();
+        let mut local = local(group * BLOCK + self.keys.wide(BLOCK, n));
+        let (scores, wide) = local.all().split_at_mut(group * BLOCK);
+        let (scores, wide) = (scores.as_mut_ptr(), wide.as_mut_ptr());
         // SAFETY: the caller's promise.
         unsafe {
             for h in 0..group {
@@ -141,10 +143,7 @@ impl Decode<'_> {
             }
             for start in (self.piece.start..end).step_by(BLOCK) {
                 let some = BLOCK.min(end - start);
-                let mut at = [(std::ptr::null(), std::ptr::null()); BLOCK];
-                for (t, at) in at.iter_mut().enumerate().take(some) {
-                    *at = (self.keys.key(start + t), self.keys.value(start + t));
-                }
+                let at: [_; BLOCK] = self.keys.load(s, start..start + some, n, wide);
                 let mut h = 0;
                 while h < group {
                     h += match group - h {

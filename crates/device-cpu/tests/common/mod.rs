@@ -43,13 +43,17 @@ pub fn random(seed: u64, n: usize) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// Values as bytes of a float type.
+/// Values as bytes of a float or block type.
 pub fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
     match dtype {
         DType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
         DType::BF16 => values.iter().flat_map(|&x| f32_to_bf16(x).to_le_bytes()).collect(),
         DType::F16 => values.iter().flat_map(|&x| f32_to_f16(x).to_le_bytes()).collect(),
-        other => panic!("{other} is no float type"),
+        blocks => {
+            let mut out = vec![0; blocks.bytes(values.len()).unwrap()];
+            turbospark_tensor::quant::quantise(values, blocks, &mut out).unwrap();
+            out
+        }
     }
 }
 
@@ -101,11 +105,12 @@ pub fn get(device: &dyn Device, buffer: &Buffer) -> Vec<f32> {
     device.read_f32(buffer.view(0, DType::F32, [buffer.len() / 4])).unwrap()
 }
 
-/// All of a 16-bit buffer, widened.
+/// All of a buffer of a float or block type, widened.
 pub fn get_as(device: &dyn Device, dtype: DType, buffer: &Buffer) -> Vec<f32> {
     let mut bytes = vec![0; buffer.len()];
     device.read(buffer.bytes(), &mut bytes).unwrap();
-    let mut out = vec![0.0; bytes.len() / dtype.size()];
+    let block = dtype.block();
+    let mut out = vec![0.0; bytes.len() / block.bytes * block.elements];
     turbospark_tensor::widen_into(&bytes, dtype, &mut out);
     out
 }
@@ -150,6 +155,12 @@ pub fn sum_of(k: usize) -> f32 {
 /// A float type from a number.
 pub fn float(i: usize) -> DType {
     [DType::F32, DType::BF16, DType::F16][i % 3]
+}
+
+/// A type that caches take from a number, and the next length of heads that it allows.
+pub fn cached(i: usize, n: usize) -> (DType, usize) {
+    let dtype = if i % 4 == 3 { DType::Q8_0 } else { float(i % 4) };
+    (dtype, n.next_multiple_of(dtype.block().elements))
 }
 
 /// A sequence's rows.

@@ -1,5 +1,7 @@
 //! What mixes rows: rotary positions and attention.
 
+use turbospark_tensor::DType;
+
 use super::check::{Checked, apart, f32s, i32s, rank, require, sides};
 use crate::View;
 
@@ -115,6 +117,8 @@ impl Attention<'_> {
 }
 
 /// Writes each row's keys and values into the cache: row `r` goes to `slots[r]`.
+///
+/// A `Q8_0` cache has blocks along the heads; [`quantise_q8_0`](turbospark_tensor::quant::quantise_q8_0) rounds.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreKv<'a> {
     /// f32 `[rows, kv_heads, n]`.
@@ -123,7 +127,7 @@ pub struct StoreKv<'a> {
     pub v: View<'a>,
     /// i32 `[rows]`: page times page length plus place in the page.
     pub slots: View<'a>,
-    /// `[capacity, kv_heads, n]`, any float type.
+    /// `[capacity, kv_heads, n]`, any float type, or `Q8_0` where `n` is a multiple of 32.
     pub k_cache: View<'a>,
     /// As `k_cache`.
     pub v_cache: View<'a>,
@@ -132,7 +136,11 @@ pub struct StoreKv<'a> {
 fn caches(k: &View<'_>, v: &View<'_>, heads: usize, n: usize) -> Checked {
     rank("k_cache", k, 3)?;
     for (name, c) in [("k_cache", k), ("v_cache", v)] {
-        require(c.dtype().is_float(), || format!("{name} is {}, expected a float type", c.dtype()))?;
+        let (dtype, block) = (c.dtype(), c.dtype().block().elements);
+        require(dtype.is_float() || dtype == DType::Q8_0, || {
+            format!("{name} is {dtype}, expected a float type or Q8_0")
+        })?;
+        require(n.is_multiple_of(block), || format!("{name} is {dtype}: heads of {n} are no whole blocks of {block}"))?;
         sides(name, c, &[k.dim(0), heads, n])?;
         super::check::dense(name, c)?;
     }

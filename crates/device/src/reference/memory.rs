@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use turbospark_tensor::quant::quantise_q8_0;
 use turbospark_tensor::{DType, f32_to_bf16, f32_to_f16, widen_into, widen_one};
 
 use super::NAME;
@@ -91,6 +92,13 @@ pub(super) fn load_i32(view: &View<'_>) -> Result<Vec<i32>, DeviceError> {
 pub(super) fn store(view: &View<'_>, values: &[f32]) -> Result<(), DeviceError> {
     let mut m = of(view)?.0.lock().unwrap_or_else(|e| e.into_inner());
     let bytes = &mut m[view.offset_bytes()..];
+    if view.dtype() == DType::Q8_0 {
+        // Checked: dense, and whole blocks.
+        for (b, x) in bytes.chunks_exact_mut(34).zip(values.chunks_exact(32)) {
+            b.copy_from_slice(&quantise_q8_0(x.try_into().expect("32 elements")));
+        }
+        return Ok(());
+    }
     for (i, &x) in offsets(view).zip(values) {
         match view.dtype() {
             DType::F32 => bytes[4 * i..4 * i + 4].copy_from_slice(&x.to_le_bytes()),
