@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 use turbospark::device::Precision;
-use turbospark::{Cancel, DeviceChoice, GenerateOptions, LoadOptions, Quant, Sampling};
+use turbospark::{Cancel, DeviceChoice, GenerateOptions, KvFormat, LoadOptions, Quant, Sampling};
 
 use crate::commands::{bench, chat, inspect, preprocess, read, run, trace};
 use crate::outcome::Usage;
@@ -86,6 +86,11 @@ pub struct LoadArgs {
     /// Quantise weights while loading, to use less memory: q8_0, q6_k, q5_k, q4_k or q4_0 [default: as stored]
     #[arg(long, value_name = "FORMAT", value_parser = str::parse::<Quant>)]
     quant: Option<Quant>,
+    /// How keys and values are kept in the cache: auto (f16, or f32 where --precision is f32), f32, f16, or q8, which
+    /// takes about half of f16
+    #[arg(long, value_name = "FORMAT", default_value = "auto", hide_default_value = true,
+          value_parser = str::parse::<KvFormat>)]
+    kv: KvFormat,
     /// Enlarge images below this many pixels [default: the model's]
     #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 1..=MOST))]
     min_pixels: Option<usize>,
@@ -107,6 +112,7 @@ impl LoadArgs {
             isa: None,
             precision: self.precision.unwrap_or_default(),
             quant: self.quant,
+            kv: self.kv,
             context: self.context,
             sequences: 1,
             min_pixels: self.min_pixels,

@@ -72,6 +72,21 @@ fn quantised_weights_are_fewer_bytes_of_a_decoded_token() {
 }
 
 #[test]
+fn eight_bit_keys_are_fewer_bytes_of_a_decoded_token() {
+    let measure = |more: &[&str]| {
+        let args = ["bench", "--only", "decode", "--decode", "1", "--depth", "99", "--reps", "1", "--json"];
+        let objects = run([&args[..], more].concat()).ends_with_code(0).objects();
+        let decode = &objects[0]["decode"];
+        let own = number(decode, "bytes_per_token") - number(decode, "weight_bytes_per_token");
+        (own, objects[0]["kv"].as_str().unwrap().to_owned())
+    };
+    let ((f16, auto), (q8, q8_0)) = (measure(&[]), measure(&["--kv", "q8"]));
+    assert_eq!((&auto[..], &q8_0[..]), ("f16", "q8_0"));
+    // 34 bytes for 32 elements in place of 64.
+    assert!((q8 / f16 - 34.0 / 64.0).abs() < 1e-9, "{q8} of {f16}");
+}
+
+#[test]
 fn the_table_shows_only_the_parts_asked_for() {
     let ran = run(["bench", "--only", "prefill", "--prefill", "8", "--reps", "1", "--isa", "portable"]);
     let ran = ran.ends_with_code(0);

@@ -23,6 +23,7 @@ fn flags_that_make_no_sense_are_refused_before_any_work() {
     wrong(&["read", "a.png", "--top-p", "0.5"], &["temperature 0", "--temperature"]);
     wrong(&["read", "a.png", "--threads", "0"], &["--threads"]);
     wrong(&["read", "a.png", "--precision", "f8"], &["f32 or auto"]);
+    wrong(&["read", "a.png", "--kv", "q4"], &["q4", "auto, f32, f16 or q8"]);
     wrong(&["read", "a.png", "--device", "abacus"], &["abacus", "cpu"]);
     wrong(&["read", "a.png", "--device", "cuda"], &["not in this build"]);
     wrong(&["read", "a.png", "--stop", ""], &["empty"]);

@@ -1,5 +1,7 @@
 //! What sequences leave behind: keys and values by page, DeltaNet states by slot.
 
+use std::str::FromStr;
+
 use turbospark_device::op::Copy;
 use turbospark_device::{Buffer, Device, Pass, Precision, View};
 use turbospark_tensor::DType;
@@ -8,6 +10,50 @@ use crate::blocks::attention::LayerKv;
 use crate::blocks::delta::LayerState;
 use crate::config::{DeltaConfig, LayerKind, TextConfig};
 use crate::{ModelError, Result};
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KvFormat {
+    /// f32 where the precision is f32, else f16.
+    #[default]
+    Auto,
+    /// As they are computed.
+    F32,
+    /// 16 bits an element.
+    F16,
+    /// 8.5 bits an element: `Q8_0` blocks along each head, for heads of a multiple of 32.
+    Q8,
+}
+
+/// A name that is no [`KvFormat`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown format {0:?}; keys and values are kept in auto, f32, f16 or q8")]
+pub struct UnknownKvFormat(String);
+
+impl FromStr for KvFormat {
+    type Err = UnknownKvFormat;
+
+    fn from_str(name: &str) -> Result<Self, UnknownKvFormat> {
+        Ok(match name {
+            "auto" => KvFormat::Auto,
+            "f32" => KvFormat::F32,
+            "f16" => KvFormat::F16,
+            "q8" => KvFormat::Q8,
+            _ => return Err(UnknownKvFormat(name.to_owned())),
+        })
+    }
+}
+
+impl KvFormat {
+    /// The element type, on a device of this precision.
+    pub fn dtype(self, precision: Precision) -> DType {
+        match (self, precision) {
+            (KvFormat::F32, _) | (KvFormat::Auto, Precision::F32) => DType::F32,
+            (KvFormat::F16, _) | (KvFormat::Auto, Precision::Auto) => DType::F16,
+            (KvFormat::Q8, _) => DType::Q8_0,
+        }
+    }
+}
 
 /// How much a cache holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +64,7 @@ pub struct CacheShape {
     pub page_len: usize,
     /// Slots for DeltaNet states: one a live sequence and one a snapshot.
     pub states: usize,
-    /// Element type of keys and values.
+    /// Element type of keys and values: a float type or `Q8_0`.
     pub kv_dtype: DType,
 }
 
@@ -27,22 +73,25 @@ impl CacheShape {
     pub const PAGE_LEN: usize = 64;
 
     /// Room for `sequences` sequences of up to `tokens` tokens each.
-    pub fn for_sequences(sequences: usize, tokens: usize, precision: Precision) -> Self {
+    pub fn for_sequences(sequences: usize, tokens: usize, kv_dtype: DType) -> Self {
         CacheShape {
             pages: sequences * tokens.div_ceil(Self::PAGE_LEN),
             page_len: Self::PAGE_LEN,
             states: sequences,
-            kv_dtype: match precision {
-                Precision::F32 => DType::F32,
-                Precision::Auto => DType::F16,
-            },
+            kv_dtype,
         }
     }
 
     /// Bytes that one token takes in all layers.
     pub fn bytes_per_token(&self, config: &TextConfig) -> usize {
         let attention = config.layer_kinds.iter().filter(|&&k| k == LayerKind::FullAttention).count();
-        2 * attention * config.num_key_value_heads * config.head_dim * self.kv_dtype.size()
+        2 * attention * self.bytes_per_row(config)
+    }
+
+    /// Bytes of one token's keys, or values, in one layer.
+    fn bytes_per_row(&self, config: &TextConfig) -> usize {
+        let block = self.kv_dtype.block();
+        config.num_key_value_heads * config.head_dim.div_ceil(block.elements) * block.bytes
     }
 
     /// Bytes that one state slot takes in all layers.
@@ -80,10 +129,13 @@ impl Cache {
     /// Allocates all of it on the device.
     ///
     /// # Errors
-    /// The device's, when it has no room.
+    /// When heads are no whole blocks of the type of keys and values. The device's, when it has no room.
     pub fn new(device: &dyn Device, config: &TextConfig, shape: CacheShape) -> Result<Self> {
-        let kv_bytes =
-            shape.pages * shape.page_len * config.num_key_value_heads * config.head_dim * shape.kv_dtype.size();
+        let (dtype, block, head_dim) = (shape.kv_dtype, shape.kv_dtype.block().elements, config.head_dim);
+        if !head_dim.is_multiple_of(block) {
+            return Err(ModelError::KvFormat { dtype, block, head_dim });
+        }
+        let kv_bytes = shape.pages * shape.page_len * shape.bytes_per_row(config);
         let layers = config.layer_kinds.iter().map(|kind| match (kind, &config.delta) {
             (LayerKind::LinearAttention, Some(d)) => Ok(Layer::State {
                 conv: device.alloc("convolution tails", 4 * shape.states * d.conv_channels() * d.conv_kernel)?,
@@ -172,7 +224,7 @@ impl Cache {
         let Some(kv) = self.kv(layer) else { return Ok(None) };
         let read = |all: View<'_>| -> Result<Vec<f32>> {
             let one = all.rows(slot..slot + 1);
-            let mut bytes = vec![0; one.shape().elements() * one.dtype().size()];
+            let mut bytes = vec![0; one.len_bytes().expect("whole blocks: the cache was made of them")];
             device.read(one, &mut bytes)?;
             let mut out = vec![0f32; one.shape().elements()];
             turbospark_tensor::widen_into(&bytes, one.dtype(), &mut out);

@@ -1,4 +1,5 @@
 use turbospark_device::DeviceError;
+use turbospark_tensor::DType;
 
 /// What loading or running a model refuses.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +18,16 @@ pub enum ModelError {
         name: String,
         /// Why.
         source: turbospark_tensor::quant::QuantError,
+    },
+    /// Heads can't be cut into the blocks that keys and values are to be kept in.
+    #[error("head_dim {head_dim} of config.json is no multiple of {block}, as {dtype} keys and values need; use f16")]
+    KvFormat {
+        /// What was asked for.
+        dtype: DType,
+        /// Elements of its blocks.
+        block: usize,
+        /// Elements of a head.
+        head_dim: usize,
     },
     /// The device failed or refused.
     #[error(transparent)]

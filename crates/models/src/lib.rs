@@ -25,7 +25,7 @@ mod vision_tower;
 mod weight;
 
 pub use batch::{Row, Sequence, Source};
-pub use cache::{Cache, CacheShape};
+pub use cache::{Cache, CacheShape, KvFormat, UnknownKvFormat};
 pub use error::{ModelError, Result};
 pub use load::{LoadAs, Model};
 pub use quant::{Quant, Role, UnknownQuant};

@@ -52,7 +52,7 @@ pub use session::{Cancel, Prefill, Progress, Session};
 pub use trace_request::{Traced, TracedValues};
 
 pub use turbospark_device as device;
-pub use turbospark_models::{ModelError, Quant, UnknownQuant, config};
+pub use turbospark_models::{KvFormat, ModelError, Quant, UnknownKvFormat, UnknownQuant, config};
 pub use turbospark_text as text;
 pub use turbospark_vision as vision;
 pub use turbospark_weights as weights;

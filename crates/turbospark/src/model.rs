@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use turbospark_device::Device;
 use turbospark_models::config::Config;
 use turbospark_models::{Cache, CacheShape, LoadAs, Scratch, Sequence};
+use turbospark_tensor::DType;
 use turbospark_text::{ChatTemplate, GenerationConfig, Placeholders, Tokenizer};
 use turbospark_vision::{DecodeLimits, ImageConfig, Picture};
 use turbospark_weights::{Checkpoint, Folder, Sidecar};
@@ -92,7 +93,11 @@ impl Model {
         let span = tracing::info_span!("load", model = %name, device = %device.name()).entered();
         let how = LoadAs { quant: options.quant, threads: options.threads };
         let model = turbospark_models::Model::load_as(config, &checkpoint, &*device, &how)?;
-        let engine = Engine::new(&*device, &model, context, options.sequences)?;
+        let kv_dtype = options.kv.dtype(device.precision());
+        let mut shape = CacheShape::for_sequences(options.sequences, context, kv_dtype);
+        // A live state and a snapshot each.
+        shape.states = if model.config.text.delta.is_some() { 2 * options.sequences } else { 0 };
+        let engine = Engine::new(&*device, &model, shape)?;
         drop(span);
         let threads = options.threads.unwrap_or(1).clamp(1, 16);
         let decode_limits = DecodeLimits { max_pixels: options.max_image_pixels, threads, ..Default::default() };
@@ -168,6 +173,11 @@ impl Model {
         self.inner.image_config.as_ref()
     }
 
+    /// How keys and values are kept.
+    pub fn kv_dtype(&self) -> DType {
+        self.engine().cache.shape().kv_dtype
+    }
+
     /// Bytes of the cache that all sequences share.
     pub fn cache_bytes(&self) -> usize {
         self.engine().cache.shape().bytes(&self.config().text)
@@ -239,10 +249,7 @@ impl std::fmt::Debug for Model {
 }
 
 impl Engine {
-    fn new(device: &dyn Device, model: &turbospark_models::Model, context: usize, sequences: usize) -> Result<Self> {
-        let mut shape = CacheShape::for_sequences(sequences, context, device.precision());
-        // A live state and a snapshot each.
-        shape.states = if model.config.text.delta.is_some() { 2 * sequences } else { 0 };
+    fn new(device: &dyn Device, model: &turbospark_models::Model, shape: CacheShape) -> Result<Self> {
         Ok(Engine {
             cache: Cache::new(device, &model.config.text, shape)?,
             scratch: Scratch::default(),

@@ -1,7 +1,7 @@
 use std::str::FromStr;
 
 use turbospark_device::{Device, Precision};
-use turbospark_models::Quant;
+use turbospark_models::{KvFormat, Quant};
 
 use crate::{Error, Result};
 
@@ -47,6 +47,8 @@ pub struct LoadOptions {
     /// Quantise the trunk's linear weights while loading; `None` uses them as they are stored. What is quantised
     /// already stays as it is.
     pub quant: Option<Quant>,
+    /// How keys and values are kept in the cache.
+    pub kv: KvFormat,
     /// Tokens that a sequence may have, images and answer included; `None` takes the checkpoint's, at most
     /// [`LoadOptions::DEFAULT_CONTEXT`].
     pub context: Option<usize>,
@@ -81,6 +83,7 @@ impl Default for LoadOptions {
             isa: None,
             precision: Precision::Auto,
             quant: None,
+            kv: KvFormat::Auto,
             context: None,
             sequences: 4,
             min_pixels: None,

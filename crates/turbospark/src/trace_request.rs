@@ -115,7 +115,7 @@ impl Model {
 
     fn trace_trunk(&self, prompt: &Prompt, images: &[ImageRows], max_tokens: usize, trace: &mut Trace) -> Result<()> {
         let (device, config) = (&*self.inner.device, &self.config().text);
-        let shape = CacheShape::for_sequences(1, prompt.len() + max_tokens, device.precision());
+        let shape = CacheShape::for_sequences(1, prompt.len() + max_tokens, self.kv_dtype());
         let cache = Cache::new(device, config, shape)?;
         let pages: Vec<u32> = (0..shape.pages as u32).collect();
         let mut scratch = Scratch::default();

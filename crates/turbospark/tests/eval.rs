@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use turbospark::device::Precision;
-use turbospark::{GenerateOptions, LoadOptions, Model, Quant, Sampling};
+use turbospark::{GenerateOptions, KvFormat, LoadOptions, Model, Quant, Sampling};
 use turbospark_testkit::{assets, shared};
 
 /// Edits that turn one text into the other.
@@ -70,6 +70,18 @@ fn quantised(open: impl Fn(&LoadOptions) -> Model, name: &str, margins: [(Quant,
     }
 }
 
+/// Keys and values in 8 bits, with the weights as they are stored.
+fn with_8_bit_keys(open: impl Fn(&LoadOptions) -> Model, name: &str) {
+    let [f16, q8] = [KvFormat::F16, KvFormat::Q8].map(|kv| {
+        let Score { ours, theirs, different } = score(&open(&LoadOptions { kv, ..options(Precision::Auto) }), name);
+        let n = different.len();
+        println!("{name} {kv:?}: character error rate {ours:.2} %, the reference {theirs:.2} %, {n} answers differ");
+        ours
+    });
+    // Measured: docs/quantisation.md, "Keys and values".
+    assert!(q8 <= f16 + 1.5, "q8: {q8:.2} %, f16: {f16:.2} %");
+}
+
 fn options(precision: Precision) -> LoadOptions {
     LoadOptions { precision, ..LoadOptions::default() }
 }
@@ -105,6 +117,22 @@ fn the_hybrid_model_reads_nearly_as_well_quantised() {
     match shared("models/tiny-ocr-qwen3_5") {
         Some(folder) => quantised(|o| Model::open(&folder, o).unwrap(), "tiny-ocr-qwen3_5", MARGINS),
         None => println!("skipped: tiny-ocr-qwen3_5 is not part of the project"),
+    }
+}
+
+#[test]
+#[cfg(feature = "embedded-model")]
+fn the_embedded_model_reads_as_well_with_8_bit_keys() {
+    with_8_bit_keys(|o| Model::embedded(o).unwrap(), "tiny-ocr-qwen3_vl");
+}
+
+#[test]
+fn the_hybrid_models_read_as_well_with_8_bit_keys() {
+    for name in ["tiny-ocr-qwen3_5", "tiny-ocr-qwen3_5_moe"] {
+        match shared(&format!("models/{name}")) {
+            Some(folder) => with_8_bit_keys(|o| Model::open(&folder, o).unwrap(), name),
+            None => println!("skipped: {name} is not part of the project"),
+        }
     }
 }
 

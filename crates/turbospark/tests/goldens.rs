@@ -5,6 +5,7 @@
 use std::path::Path;
 
 use serde_json::Value;
+use turbospark::KvFormat;
 use turbospark::trace::trace_matching;
 use turbospark_device::{Device, ReferenceDevice};
 use turbospark_testkit::{Class, Compared, Index, fixtures};
@@ -24,7 +25,7 @@ fn is_another_reading(absent: &str) -> bool {
 fn folder_meets_its_goldens(device: &dyn Device, folder: &str) {
     let out = tempfile::tempdir().unwrap();
     let within = |path: &str| path.split_once('/').map_or("", |(f, _)| f) == folder;
-    let report = trace_matching(&fixtures(), out.path(), device, &within, &mut |_| {}).unwrap();
+    let report = trace_matching(&fixtures(), out.path(), device, KvFormat::Auto, &within, &mut |_| {}).unwrap();
     let index = Index::load(&fixtures()).unwrap();
     let mut all = Compared::default();
     for file in index.files().filter(|f| within(f)) {
@@ -146,7 +147,7 @@ mod cpu {
         let out = tempfile::tempdir().unwrap();
         let options = CpuOptions { threads: Some(2), precision: Precision::F32, isa: None };
         let device = CpuDevice::new(options).unwrap();
-        let report = trace_fixtures(&fixtures(), out.path(), &device, &mut |_| {}).unwrap();
+        let report = trace_fixtures(&fixtures(), out.path(), &device, KvFormat::Auto, &mut |_| {}).unwrap();
         assert!(report.left_out.iter().all(|(path, _)| path.starts_with("prompts/")), "{:?}", report.left_out);
         let index = Index::load(&fixtures()).unwrap();
         let written = |file: &&str| report.files.iter().any(|f| f == file);

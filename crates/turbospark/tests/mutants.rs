@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use turbospark::KvFormat;
 use turbospark::trace::trace_matching;
 use turbospark_device::ReferenceDevice;
 use turbospark_tensor::mutant::{Mutant, set};
@@ -96,7 +97,8 @@ fn caught_by(mutant: Mutant) -> &'static [(&'static str, &'static str)] {
 /// Reruns cases on the reference device, where the mutants of ops live, and gives the tensors that fail.
 fn failing(cases: &BTreeSet<String>) -> BTreeSet<String> {
     let out = tempfile::tempdir().unwrap();
-    trace_matching(&fixtures(), out.path(), &ReferenceDevice, &|p| cases.contains(p), &mut |_| {}).unwrap();
+    trace_matching(&fixtures(), out.path(), &ReferenceDevice, KvFormat::Auto, &|p| cases.contains(p), &mut |_| {})
+        .unwrap();
     let index = Index::load(&fixtures()).unwrap();
     let compared = |case: &String| {
         let compared = index.compare(out.path(), case, Class::F32).unwrap();

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use turbospark::KvFormat;
 use turbospark::trace::{TraceError, TraceReport, trace_fixtures, trace_matching};
 use turbospark_device::ReferenceDevice;
 use turbospark_testkit::fixtures;
@@ -13,7 +14,7 @@ fn trace(set: &[(&str, &[u8])]) -> Result<TraceReport, TraceError> {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, bytes).unwrap();
     }
-    trace_fixtures(fixtures.path(), out.path(), &ReferenceDevice, &mut |_| {})
+    trace_fixtures(fixtures.path(), out.path(), &ReferenceDevice, KvFormat::Auto, &mut |_| {})
 }
 
 #[test]
@@ -48,7 +49,7 @@ fn only_the_wanted_cases_are_rerun() {
     let mut said = Vec::new();
     let wanted = |path: &str| path == "qwen3_5/gdn_3.safetensors";
     let progress = &mut |line: &str| said.push(line.to_owned());
-    let report = trace_matching(&fixtures(), out.path(), &ReferenceDevice, &wanted, progress).unwrap();
+    let report = trace_matching(&fixtures(), out.path(), &ReferenceDevice, KvFormat::Auto, &wanted, progress).unwrap();
     assert_eq!(report.files, ["qwen3_5/gdn_3.safetensors"]);
     assert_eq!(said, ["qwen3_5: loading", "qwen3_5/gdn_3.safetensors"]);
     assert!(out.path().join(Path::new("qwen3_5/gdn_3.safetensors")).exists());

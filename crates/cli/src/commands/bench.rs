@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use turbospark::bench::{self, BenchOptions, Decode, Encode, Prefill, Report, Shape, Stage};
 use turbospark::device::{Limits, Precision};
-use turbospark::{Cancel, DeviceChoice, LoadOptions, Model, Quant};
+use turbospark::{Cancel, DeviceChoice, KvFormat, LoadOptions, Model, Quant};
 
 use crate::args::{MOST, count, precision};
 use crate::interrupt::Interrupt;
@@ -64,6 +64,10 @@ pub struct BenchArgs {
     /// Quantise the trunk's weights while loading: q8_0, q6_k, q5_k, q4_k or q4_0 [default: as stored]
     #[arg(long, value_name = "FORMAT", value_parser = str::parse::<Quant>)]
     quant: Option<Quant>,
+    /// How keys and values are kept in the cache: auto (f16, or f32 where --precision is f32), f32, f16 or q8
+    #[arg(long, value_name = "FORMAT", default_value = "auto", hide_default_value = true,
+          value_parser = str::parse::<KvFormat>)]
+    kv: KvFormat,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -170,6 +174,7 @@ impl BenchArgs {
             isa: self.isa.clone(),
             precision: self.precision.unwrap_or_default(),
             quant: self.quant,
+            kv: self.kv,
             ..Default::default()
         }
     }
@@ -209,6 +214,7 @@ fn object(model: &Model, report: &Report) -> Value {
         "device": name.split(' ').next(),
         "device_name": name,
         "threads": report.limits.as_ref().map_or(1, |l| l.threads),
+        "kv": model.kv_dtype().to_string().to_lowercase(),
         "precision": if model.device().precision() == Precision::F32 { "f32" } else { "auto" },
         "model": model.name(),
         "limits": report.limits.as_ref().map(limits_object),

@@ -55,8 +55,9 @@ pub fn run(args: &TraceArgs) -> anyhow::Result<Outcome> {
 }
 
 fn trace_set(args: &TraceArgs, fixtures: &Path, progress: &Progress) -> anyhow::Result<Outcome> {
-    let device = args.model.load.options_to_trace().open_device()?;
-    let report = trace_fixtures(fixtures, &args.out, &*device, &mut |case| progress.says(case))?;
+    let options = args.model.load.options_to_trace();
+    let device = options.open_device()?;
+    let report = trace_fixtures(fixtures, &args.out, &*device, options.kv, &mut |case| progress.says(case))?;
     progress.hide();
     for (case, reason) in &report.left_out {
         tracing::debug!("{case}: left out, {reason}");

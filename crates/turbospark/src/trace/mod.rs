@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use turbospark_device::Device;
+use turbospark_models::KvFormat;
 
 pub use error::TraceError;
 use file::Files;
@@ -32,7 +33,8 @@ pub struct TraceReport {
     pub left_out: Vec<(String, String)>,
 }
 
-/// Reruns every case of the fixture set in `fixtures` on `device` and writes the results to `out`.
+/// Reruns every case of the fixture set in `fixtures` on `device`, with keys and values kept as `kv`, and writes the
+/// results to `out`.
 ///
 /// # Errors
 /// A file of the set that can't be read or does not fit, by path; what the model or the device refuses.
@@ -40,9 +42,10 @@ pub fn trace_fixtures(
     fixtures: &Path,
     out: &Path,
     device: &dyn Device,
+    kv: KvFormat,
     progress: &mut dyn FnMut(&str),
 ) -> Result<TraceReport, TraceError> {
-    trace_matching(fixtures, out, device, &|_| true, progress)
+    trace_matching(fixtures, out, device, kv, &|_| true, progress)
 }
 
 /// [`trace_fixtures`] for the cases alone whose path `wanted` accepts, such as
@@ -54,6 +57,7 @@ pub fn trace_matching(
     fixtures: &Path,
     out: &Path,
     device: &dyn Device,
+    kv: KvFormat,
     wanted: &dyn Fn(&str) -> bool,
     progress: &mut dyn FnMut(&str),
 ) -> Result<TraceReport, TraceError> {
@@ -78,7 +82,7 @@ pub fn trace_matching(
                 _ if is_model => {
                     if family.is_none() {
                         progress(&format!("{folder}: loading"));
-                        family = Some(model::Family::load(files, device, folder)?);
+                        family = Some(model::Family::load(files, device, kv, folder)?);
                     }
                     progress(&path);
                     family.as_mut().map_or(Ok(Made::Unknown), |f| f.run(&case()))

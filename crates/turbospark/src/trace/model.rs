@@ -5,7 +5,7 @@ use turbospark_device::Device;
 use turbospark_models::config::Config;
 use turbospark_models::probe::{Tapped, Taps};
 use turbospark_models::{
-    Cache, CacheShape, ImageRows, Model, Row, Scratch, Sequence, Source, VisionInput, VisionTower,
+    Cache, CacheShape, ImageRows, KvFormat, Model, Row, Scratch, Sequence, Source, VisionInput, VisionTower,
 };
 use turbospark_vision::Grid;
 use turbospark_weights::{Folder, Sidecar};
@@ -21,6 +21,7 @@ const GREEDY: usize = 32;
 pub(super) struct Family<'a> {
     pub files: Files<'a>,
     pub device: &'a dyn Device,
+    kv: KvFormat,
     pub folder: Folder,
     pub config: Config,
     pub model: Model,
@@ -39,13 +40,13 @@ struct Run {
 }
 
 impl<'a> Family<'a> {
-    pub fn load(files: Files<'a>, device: &'a dyn Device, name: &str) -> Result<Self, TraceError> {
+    pub fn load(files: Files<'a>, device: &'a dyn Device, kv: KvFormat, name: &str) -> Result<Self, TraceError> {
         let folder = Folder::open(files.fixtures.join(name).join("checkpoint")).map_err(TraceError::of(name))?;
         let text = folder.require(Sidecar::Config).map_err(TraceError::of(name))?;
         let config = Config::parse(&text).map_err(TraceError::of(name))?;
         let checkpoint = folder.checkpoint().map_err(TraceError::of(name))?;
         let model = Model::load(config.clone(), &checkpoint, device).map_err(TraceError::of(name))?;
-        Ok(Family { files, device, folder, config, model, scratch: Scratch::default() })
+        Ok(Family { files, device, kv, folder, config, model, scratch: Scratch::default() })
     }
 
     pub fn run(&mut self, case: &Case<'_>) -> Result<Made, TraceError> {
@@ -150,8 +151,8 @@ impl<'a> Family<'a> {
                 rows.extend(self.encode(case, &grids, &patches, None)?);
             }
         }
-        let precision = self.device.precision();
-        let shape = CacheShape::for_sequences(1, prompt.rows.len() + GREEDY, precision);
+        let kv_dtype = self.kv.dtype(self.device.precision());
+        let shape = CacheShape::for_sequences(1, prompt.rows.len() + GREEDY, kv_dtype);
         let cache = Cache::new(self.device, &self.config.text, shape).map_err(TraceError::of(case.path))?;
         let pages: Vec<u32> = (0..shape.pages as u32).collect();
         let mut run = Run { prompt, images: rows, pages, cache, taps: Taps::default(), logits: Vec::new() };

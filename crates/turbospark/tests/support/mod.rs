@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use turbospark_device::{Device, Precision, Snapshot};
+use turbospark_device::{Device, Snapshot};
 use turbospark_models::config::Config;
 use turbospark_models::{Cache, CacheShape, ImageRows, Model, Row, Scratch, Sequence, Source, VisionInput};
 use turbospark_tensor::DType;
@@ -141,7 +141,12 @@ pub struct Piece<'a> {
 
 impl<'a> Room<'a> {
     pub fn new(model: &'a Model, device: &'a dyn Device, sequences: usize, tokens: usize) -> Self {
-        let mut shape = CacheShape::for_sequences(sequences, tokens, Precision::F32);
+        Room::keeping(DType::F32, model, device, sequences, tokens)
+    }
+
+    /// With keys and values of another type.
+    pub fn keeping(kv_dtype: DType, model: &'a Model, device: &'a dyn Device, sequences: usize, tokens: usize) -> Self {
+        let mut shape = CacheShape::for_sequences(sequences, tokens, kv_dtype);
         shape.states += 2;
         let cache = Cache::new(device, &model.config.text, shape).unwrap();
         Room { model, device, cache, scratch: Scratch::default(), pages_each: shape.pages / sequences }
