@@ -497,6 +497,7 @@ pub(super) unsafe fn weigh<U: Unit, const N: usize>(
         let mut v = [s.splat(f32::NEG_INFINITY); 32];
         let mut largest = v[0];
         let iota = s.load(IOTA.as_ptr());
+        #[expect(clippy::needless_range_loop, reason = "j is also the place in memory")]
         for j in 0..N / lanes {
             let mut x = s.load(scores.add(j * lanes));
             if (j + 1) * lanes > some {
