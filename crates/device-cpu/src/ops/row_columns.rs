@@ -115,30 +115,55 @@ impl Layer<'_> {
         out: *mut f32,
     ) {
         let n = self.linear.n;
+        let mut wide = [s.splat(0.0); P];
+        let mut x = wide;
+        for (i, x) in x.iter_mut().enumerate() {
+            // SAFETY: the caller's promise: rows of `k` activations, of which there is one at least.
+            *x = unsafe { s.splat(*self.x.row(0).add(p + i * apart)) };
+        }
         for j in (0..n).step_by(S::LANES) {
             let some = S::LANES.min(n - j);
-            let mut wide = [s.splat(0.0); P];
-            for (i, v) in wide.iter_mut().enumerate() {
-                let from = w.ptr.wrapping_add(((p + i * apart) * w.stride + j) * T::SIZE);
-                if (j * T::SIZE).is_multiple_of(64) {
-                    s.prefetch(from.wrapping_add(AHEAD));
-                }
-                // SAFETY: the caller's promise; a vector cut short loads what is left.
-                *v = unsafe { if some == S::LANES { T::load(s, from) } else { T::load_some(s, from, some) } };
+            let row = |i: usize| w.ptr.wrapping_add(((p + i * apart) * w.stride + j) * T::SIZE);
+            if (j * T::SIZE).is_multiple_of(64) {
+                (0..P).for_each(|i| s.prefetch(row(i).wrapping_add(AHEAD)));
             }
-            for r in 0..self.rows {
-                // SAFETY: the caller's promise; rows of `k` activations, and sums in whole vectors.
-                unsafe {
-                    let (x, to) = (self.x.row(r).add(p).cast_const(), out.add(r * self.width + j));
-                    let mut sum = s.mul(s.splat(*x), wide[0]);
-                    for (i, &v) in wide.iter().enumerate().skip(1) {
-                        sum = s.fma(s.splat(*x.add(i * apart)), v, sum);
+            // SAFETY: the caller's promise; a vector cut short loads what is left, and sums are whole vectors.
+            unsafe {
+                if some == S::LANES {
+                    for (i, v) in wide.iter_mut().enumerate() {
+                        *v = T::load(s, row(i));
                     }
-                    s.store(to, s.add(s.load(to), sum));
+                } else {
+                    for (i, v) in wide.iter_mut().enumerate() {
+                        *v = T::load_some(s, row(i), some);
+                    }
+                }
+                add(s, &x, &wide, out.add(j));
+                for r in 1..self.rows {
+                    let from = self.x.row(r).add(p).cast_const();
+                    let mut x = wide;
+                    for (i, x) in x.iter_mut().enumerate() {
+                        *x = s.splat(*from.add(i * apart));
+                    }
+                    add(s, &x, &wide, out.add(r * self.width + j));
                 }
             }
         }
     }
+}
+
+/// Adds the sum of some products to a vector in memory.
+///
+/// # Safety
+/// It is readable and writable.
+#[inline(always)]
+unsafe fn add<S: Simd, const P: usize>(s: S, x: &[S::V; P], w: &[S::V; P], to: *mut f32) {
+    let mut sum = s.mul(x[0], w[0]);
+    for i in 1..P {
+        sum = s.fma(x[i], w[i], sum);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { s.store(to, s.add(s.load(to), sum)) };
 }
 
 /// Some outputs of all spans.

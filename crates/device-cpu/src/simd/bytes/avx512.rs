@@ -110,6 +110,36 @@ impl<const VNNI: bool> Bytes for Avx512Bytes<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn k_codes(self, p: *const u8, fifth: Option<*const u8>) -> [__m512i; 4] {
+        // Picked from their places at once, with half the shuffles of a transposition.
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            let (first, second) = (self.load(p), self.load(p.add(64)));
+            let mut q = [first; 4];
+            for (i, q) in q.iter_mut().enumerate() {
+                // Dword `i` of the first or second sixteen bytes of all four chunks.
+                let (low, high) = (_mm_set1_epi32(i as i32), _mm_set1_epi32(4 + i as i32));
+                let chunks = _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 8, 16, 24));
+                let from = _mm256_add_epi32(chunks, _mm256_set_m128i(high, low));
+                let picked = _mm512_permutex2var_epi32(first, _mm512_broadcast_i64x4(from), second);
+                *q = self.and(self.shift::<0, 0, 4, 4>(picked), 15);
+            }
+            let Some(fifth) = fifth else { return q };
+            let bits = _mm512_castsi256_si512(_mm256_loadu_si256(fifth.cast()));
+            // Chunk `c` wants bits `2 c` and, of its upper half bytes, `2 c + 1`, each as bit 4.
+            let by = _mm512_broadcast_i32x4(_mm_setr_epi32(-4, -2, 0, 2));
+            let by = _mm512_mask_add_epi32(by, 0xff00, by, _mm512_set1_epi32(1));
+            for (i, q) in q.iter_mut().enumerate() {
+                let (low, high) = (_mm_set1_epi32(i as i32), _mm_set1_epi32(4 + i as i32));
+                let from = _mm512_broadcast_i64x4(_mm256_set_m128i(high, low));
+                let picked = _mm512_rorv_epi32(_mm512_permutexvar_epi32(from, bits), by);
+                *q = self.or(*q, self.and(picked, 16));
+            }
+            q
+        }
+    }
+
+    #[inline(always)]
     unsafe fn dots(self, sums: __m512i, q: &[__m512i; 4], x: *const i8) -> __m512i {
         // SAFETY: the token, and the caller's promise.
         unsafe {

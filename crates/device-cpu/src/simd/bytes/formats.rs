@@ -103,23 +103,6 @@ unsafe fn k_scales<B: Bytes>(b: B, p: *const u8) -> (B::F, B::F) {
     (b.mul(b.scales_u8(scales), b.splat(d)), b.mul(b.scales_u8(mins), b.splat(-dmin)))
 }
 
-/// The half bytes of `Q4_K` and `Q5_K`: those of each 32 bytes are the codes of two blocks.
-///
-/// # Safety
-/// 128 bytes are readable.
-#[inline(always)]
-unsafe fn half_bytes<B: Bytes>(b: B, p: *const u8) -> [B::V; 4] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut q = [b.load_halves(p, p); 4];
-        for (c, q) in q.iter_mut().enumerate() {
-            let both = b.load_halves(p.add(32 * c), p.add(32 * c));
-            *q = b.and(b.shift::<0, 0, 4, 4>(both), 15);
-        }
-        q
-    }
-}
-
 /// Half bytes, scales and mins.
 #[derive(Clone, Copy)]
 pub(crate) struct Q4K;
@@ -134,9 +117,8 @@ impl Format for Q4K {
     unsafe fn unpack<B: Bytes>(b: B, p: *const u8) -> Unpacked<B> {
         // SAFETY: within the superblock.
         unsafe {
-            let q = b.transpose(half_bytes(b, p.add(16)));
             let (scale, min) = k_scales(b, p);
-            Unpacked { q, scale, min }
+            Unpacked { q: b.k_codes(p.add(16), None), scale, min }
         }
     }
 }
@@ -155,16 +137,8 @@ impl Format for Q5K {
     unsafe fn unpack<B: Bytes>(b: B, p: *const u8) -> Unpacked<B> {
         // SAFETY: within the superblock.
         unsafe {
-            // Bit 2 c of the first half and bit 2 c + 1 of the second go to bit 4.
-            let bits = b.load_halves(p.add(16), p.add(16));
-            let mut q = half_bytes(b, p.add(48));
-            q[0] = b.or(q[0], b.and(b.shift::<-4, -4, -3, -3>(bits), 16));
-            q[1] = b.or(q[1], b.and(b.shift::<-2, -2, -1, -1>(bits), 16));
-            q[2] = b.or(q[2], b.and(b.shift::<0, 0, 1, 1>(bits), 16));
-            q[3] = b.or(q[3], b.and(b.shift::<2, 2, 3, 3>(bits), 16));
-            let q = b.transpose(q);
             let (scale, min) = k_scales(b, p);
-            Unpacked { q, scale, min }
+            Unpacked { q: b.k_codes(p.add(48), Some(p.add(16))), scale, min }
         }
     }
 }

@@ -69,6 +69,32 @@ pub(crate) trait Bytes: Copy + Send + Sync + 'static {
     /// Vector `i` of the result has dword `i` of quarter `r` of each of the four as dwords `4 r ..`.
     fn transpose(self, v: [Self::V; 4]) -> [Self::V; 4];
 
+    /// The codes of `Q4_K`, half bytes of which each 32 bytes hold two blocks', transposed; of `Q5_K` with `fifth`,
+    /// bytes that have a fifth bit for each block.
+    ///
+    /// # Safety
+    /// 128 bytes are readable, of `fifth` 32.
+    #[inline(always)]
+    unsafe fn k_codes(self, p: *const u8, fifth: Option<*const u8>) -> [Self::V; 4] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut q = [self.load_halves(p, p); 4];
+            for (c, q) in q.iter_mut().enumerate() {
+                let both = self.load_halves(p.add(32 * c), p.add(32 * c));
+                *q = self.and(self.shift::<0, 0, 4, 4>(both), 15);
+            }
+            if let Some(fifth) = fifth {
+                // Bit 2 c of the first half and bit 2 c + 1 of the second go to bit 4.
+                let bits = self.load_halves(fifth, fifth);
+                q[0] = self.or(q[0], self.and(self.shift::<-4, -4, -3, -3>(bits), 16));
+                q[1] = self.or(q[1], self.and(self.shift::<-2, -2, -1, -1>(bits), 16));
+                q[2] = self.or(q[2], self.and(self.shift::<0, 0, 1, 1>(bits), 16));
+                q[3] = self.or(q[3], self.and(self.shift::<2, 2, 3, 3>(bits), 16));
+            }
+            self.transpose(q)
+        }
+    }
+
     /// Adds to each lane of `sums` the products of its four bytes, for all four vectors. `q` is 0 to 63, `x` not -128.
     ///
     /// # Safety
