@@ -123,8 +123,8 @@ fn gated(c: &mut Criterion) {
         let (x, out) = (floats(&d, m * k), floats(&d, m * n));
         let op = GatedMatmul {
             x: f32s(&x, [m, k]),
-            gate: both.rows(0..n),
-            up: both.rows(n..2 * n),
+            gate: both.rows(0..n).into(),
+            up: both.rows(n..2 * n).into(),
             layout: WeightLayout::OutIn,
             out: f32s(&out, [m, n]),
             prompt_rows: if prompt { m } else { 0 },
@@ -275,7 +275,7 @@ impl ExpertSource for Resident {
     fn with(&self, wanted: &[usize], each: &mut UseExpert<'_>) -> Result<(), DeviceError> {
         let (h, w) = (self.hidden, self.width);
         wanted.iter().try_for_each(|&e| {
-            let at = |i: usize, sides| self.weights.view(2 * (3 * e + i) * h * w, DType::BF16, sides);
+            let at = |i: usize, sides| self.weights.view(2 * (3 * e + i) * h * w, DType::BF16, sides).into();
             let (gate, up, down) = (at(0, [w, h]), at(1, [w, h]), at(2, [h, w]));
             each(e, Expert { gate, up, down, layout: WeightLayout::OutIn })
         })

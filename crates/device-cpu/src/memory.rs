@@ -15,12 +15,12 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use turbospark_device::op::WeightLayout;
+use turbospark_device::op::{LinearWeight, WeightLayout};
 use turbospark_device::{DeviceError, Mapping, View};
 use turbospark_tensor::DType;
 
 use crate::overlap::overlap;
-use crate::simd::stored::{Vector, Weight};
+use crate::simd::stored::{Groups, Vector, Weight};
 
 /// Alignment of owned memory: a cache line, and the widest vector.
 const ALIGN: usize = 64;
@@ -272,7 +272,7 @@ impl Tensor {
 
     /// As a linear weight.
     pub(crate) fn weight(&self, layout: WeightLayout) -> Weight {
-        Weight { ptr: self.ptr, dtype: self.dtype, layout, stride: self.strides[0] }
+        Weight { ptr: self.ptr, dtype: self.dtype, layout, stride: self.strides[0], groups: None }
     }
 
     /// As a dense vector.
@@ -367,6 +367,26 @@ impl<'a> Access<'a> {
     /// A view that is read and may start at any byte.
     pub(crate) fn weight(&mut self, name: &'static str, view: &View<'a>) -> Result<Tensor, DeviceError> {
         self.tensor(name, view, Use::Read)
+    }
+
+    /// A linear weight of `layout`.
+    pub(crate) fn linear(
+        &mut self,
+        name: &'static str,
+        w: &LinearWeight<'a>,
+        layout: WeightLayout,
+    ) -> Result<Weight, DeviceError> {
+        match w {
+            LinearWeight::View(v) => Ok(self.weight(name, v)?.weight(layout)),
+            LinearWeight::Affine(w) => {
+                let codes = self.weight(name, &w.codes)?.weight(layout);
+                let scales = self.weight(name, &w.scales)?;
+                let biases = self.weight(name, &w.biases)?;
+                let (dtype, form) = (scales.dtype, w.form);
+                let groups = Groups { scales: scales.first(), biases: biases.first(), dtype, form };
+                Ok(Weight { groups: Some(groups), ..codes })
+            }
+        }
     }
 
     /// A view that is written and perhaps read.

@@ -38,7 +38,7 @@ fn linear(
     let (one, two) = (w.view(0, DType::BF16, sides), w.view(2 * n * k, DType::BF16, sides));
     let mut pass = Pass::new(d);
     if gated {
-        pass.gated_matmul(GatedMatmul { x, gate: one, up: two, layout, out: out_view, prompt_rows });
+        pass.gated_matmul(GatedMatmul { x, gate: one.into(), up: two.into(), layout, out: out_view, prompt_rows });
     } else {
         let activation = Some(Activation::GeluTanh);
         pass.matmul(Matmul { layout, activation, prompt_rows, ..Matmul::new(x, one, out_view) });

@@ -54,7 +54,7 @@ impl ExpertSource for Fused {
                 }
             };
             let down = self.buffer.view(rest, self.dtype, if layout == WeightLayout::OutIn { [h, i] } else { [i, h] });
-            each(e, Expert { gate, up, down, layout })?;
+            each(e, Expert { gate: gate.into(), up: up.into(), down: down.into(), layout })?;
         }
         Ok(())
     }

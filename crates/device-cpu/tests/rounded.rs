@@ -39,9 +39,9 @@ proptest! {
             submit(d, |pass| pass.matmul(Matmul {
                 x: x.view(0, DType::F32, [rows, k + 3]).narrow(1, 2..k + 2),
                 weight: if in_out {
-                    w.view(0, float(dtype), [k, 2 * n]).narrow(1, n..2 * n)
+                    w.view(0, float(dtype), [k, 2 * n]).narrow(1, n..2 * n).into()
                 } else {
-                    w.view(n * k * float(dtype).size(), float(dtype), [n, k])
+                    w.view(n * k * float(dtype).size(), float(dtype), [n, k]).into()
                 },
                 layout: if in_out { WeightLayout::InOut } else { WeightLayout::OutIn },
                 bias: Some(b.view(0, DType::F32, [n])),
@@ -63,8 +63,8 @@ proptest! {
             let out = put_f32(d, &vec![0.0; rows * n]);
             submit(d, |pass| pass.gated_matmul(GatedMatmul {
                 x: x.view(0, DType::F32, [rows, k]),
-                gate: w.view(0, DType::BF16, [n, k]),
-                up: w.view(2 * n * k, DType::BF16, [n, k]),
+                gate: w.view(0, DType::BF16, [n, k]).into(),
+                up: w.view(2 * n * k, DType::BF16, [n, k]).into(),
                 layout: WeightLayout::OutIn,
                 out: out.view(0, DType::F32, [rows, n]),
                 prompt_rows: rows,

@@ -6,7 +6,7 @@ use common::*;
 use proptest::prelude::*;
 use turbospark_device::op::*;
 use turbospark_device::{Device, Pass};
-use turbospark_tensor::DType;
+use turbospark_tensor::{AffineForm, DType};
 
 fn cases() -> ProptestConfig {
     ProptestConfig { cases: 80, failure_persistence: None, ..ProptestConfig::default() }
@@ -41,9 +41,9 @@ proptest! {
                 // A part of wider rows, and half of a fused weight where that may be.
                 x: x.view(0, DType::F32, [rows, k + 3]).narrow(1, 2..k + 2),
                 weight: if in_out {
-                    w.view(0, float(dtype), [k, 2 * n]).narrow(1, n..2 * n)
+                    w.view(0, float(dtype), [k, 2 * n]).narrow(1, n..2 * n).into()
                 } else {
-                    w.view(n * k * float(dtype).size(), float(dtype), [n, k])
+                    w.view(n * k * float(dtype).size(), float(dtype), [n, k]).into()
                 },
                 layout: if in_out { WeightLayout::InOut } else { WeightLayout::OutIn },
                 bias: bias.then(|| b.view(0, float(dtype + 1), [n])),
@@ -71,8 +71,8 @@ proptest! {
             let axis = in_out as usize;
             submit(d, |pass| pass.gated_matmul(GatedMatmul {
                 x: x.view(0, DType::F32, [rows, k]),
-                gate: both.narrow(axis, 0..n),
-                up: both.narrow(axis, n..2 * n),
+                gate: both.narrow(axis, 0..n).into(),
+                up: both.narrow(axis, n..2 * n).into(),
                 layout: if in_out { WeightLayout::InOut } else { WeightLayout::OutIn },
                 out: out.view(0, DType::F32, [rows, n]),
                 prompt_rows: prompt.min(rows),
@@ -98,7 +98,7 @@ proptest! {
             let b = put_f32(d, &random(seed + 2, n));
             let out = put_f32(d, &random(seed + 3, rows * n));
             let x = x.view(0, DType::F32, [rows, k]);
-            let (gate, up, prompt_rows) = (both.rows(0..n), both.rows(n..2 * n), prompt.min(rows));
+            let (gate, up, prompt_rows) = (both.rows(0..n).into(), both.rows(n..2 * n).into(), prompt.min(rows));
             let out_view = out.view(0, DType::F32, [rows, n]);
             submit(d, |pass| {
                 if gated {
@@ -111,6 +111,52 @@ proptest! {
                 }
             });
             vec![get(d, &out)]
+        });
+    }
+
+    #[test]
+    fn affine_groups_agree(
+        rows in 0usize..20, width in 1usize..5, n in 1usize..70, prompt in 0usize..20, bits in 0usize..2, group in 0usize..3,
+        scales in 0usize..3, gated in any::<bool>(), seed in 0u64..1 << 32,
+    ) {
+        let form = AffineForm::new([4, 8][bits], [32, 64, 128][group]).unwrap();
+        let (k, dtype) = (width * form.group(), float(scales));
+        check(sum_of(k) * if gated { 4.0 * (k as f32).sqrt() } else { 4.0 }, |d| {
+            let x = put_f32(d, &random(seed, rows * k));
+            let codes = random(seed + 1, 8 * n * form.words(k)).iter().map(|x| (x * 128.0) as i8 as u8).collect::<Vec<u8>>();
+            let codes = put_bytes(d, &codes);
+            let most = 1.0 / form.top() as f32;
+            let scale: Vec<f32> = random(seed + 2, 2 * n * k / form.group()).iter().map(|x| x * most).collect();
+            let scale = put(d, dtype, &scale);
+            let bias = put(d, dtype, &random(seed + 3, 2 * n * k / form.group()));
+            let sides = [2 * n, k / form.group()];
+            let both = LinearWeight::from(AffineWeight {
+                codes: codes.view(0, DType::U32, [2 * n, form.words(k)]),
+                scales: scale.view(0, dtype, sides),
+                biases: bias.view(0, dtype, sides),
+                form,
+            });
+            let out = put_f32(d, &vec![0.0; rows * n]);
+            let picked = put_f32(d, &vec![0.0; 3 * k]);
+            let index = put_i32(d, &[0, -1, 2 * n as i32 - 1]);
+            let (gate, up, prompt_rows) = (both.rows(0..n), both.rows(n..2 * n), prompt.min(rows));
+            let (x, out_view) = (x.view(0, DType::F32, [rows, k]), out.view(0, DType::F32, [rows, n]));
+            submit(d, |pass| {
+                if gated {
+                    let layout = WeightLayout::OutIn;
+                    pass.gated_matmul(GatedMatmul { x, gate, up, layout, out: out_view, prompt_rows });
+                } else {
+                    pass.matmul(Matmul { prompt_rows, ..Matmul::new(x, up, out_view) });
+                }
+                pass.gather(Gather {
+                    table: both,
+                    index: index.view(0, DType::I32, [3]),
+                    weights: None,
+                    out: picked.view(0, DType::F32, [3, k]),
+                    accumulate: false,
+                });
+            });
+            vec![get(d, &out), get(d, &picked)]
         });
     }
 
@@ -129,7 +175,7 @@ proptest! {
             let weights = put_f32(d, &random(seed + 2, rows * taps));
             let out = put_f32(d, &random(seed + 3, rows * n));
             submit(d, |pass| pass.gather(Gather {
-                table: table.view(0, dtype, [m, n]),
+                table: table.view(0, dtype, [m, n]).into(),
                 index: if weighted { index.view(0, DType::I32, [rows, taps]) } else { index.view(0, DType::I32, [rows]) },
                 weights: weighted.then(|| weights.view(0, DType::F32, [rows, taps])),
                 out: out.view(0, DType::F32, [rows, n]),
@@ -214,7 +260,7 @@ proptest! {
             let weights = put_f32(d, &random(seed + 2, rows * taps));
             let out = put_f32(d, &random(seed + 3, rows * n));
             submit(d, |pass| pass.gather(Gather {
-                table: table.view(0, float(dtype), [m, n]),
+                table: table.view(0, float(dtype), [m, n]).into(),
                 index: if weighted { index.view(0, DType::I32, [rows, taps]) } else { index.view(0, DType::I32, [rows]) },
                 weights: weighted.then(|| weights.view(0, DType::F32, [rows, taps])),
                 out: out.view(0, DType::F32, [rows, n]),

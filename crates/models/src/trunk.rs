@@ -281,7 +281,7 @@ impl Trunk {
         let (head, logits) = (layout.head.of(buffer), layout.logits.of(buffer));
         if wanted > 0 {
             let index = layout.wanted.of(buffer);
-            pass.gather(Gather { table: step.x, index, weights: None, out: head, accumulate: false });
+            pass.gather(Gather { table: step.x.into(), index, weights: None, out: head, accumulate: false });
             self.norm.apply(&mut pass, head, head);
             pass.tap("final_norm", None, head);
             let prompt_rows = inputs.wanted_prompt_rows;
@@ -310,7 +310,7 @@ impl Trunk {
             }
         }
         pass.scope("embedding", None);
-        let table = self.embed.view();
+        let table = self.embed.view().into();
         pass.gather(Gather { table, index: ids, weights: None, out: step.x, accumulate: false });
         for p in pieces {
             let to = step.x.rows(p.first_row..p.first_row + p.rows);
@@ -341,7 +341,7 @@ impl Trunk {
             let Some(k) = which.filter(|&k| k < sets) else { continue };
             let out = step.x.rows(p.first_row..p.first_row + p.rows);
             let index = iota.rows(0..p.rows);
-            pass.gather(Gather { table: set(p.embedding, 1 + k), index, weights: None, out, accumulate: true });
+            pass.gather(Gather { table: set(p.embedding, 1 + k).into(), index, weights: None, out, accumulate: true });
         }
     }
 

@@ -252,7 +252,7 @@ impl VisionTower {
         pass.scope("vision positions", None);
         pass.tap("patch_embed", None, x);
         pass.gather(Gather {
-            table: self.pos_embed.view(),
+            table: self.pos_embed.view().into(),
             index: layout.index.of(buffer),
             weights: Some(layout.weights.of(buffer)),
             out: x,

@@ -6,12 +6,14 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod affine;
 pub mod block;
 mod dtype;
 pub mod mutant;
 pub mod quant;
 mod shape;
 
+pub use affine::AffineForm;
 pub use block::Block;
 pub use dtype::{DType, UnknownDType, f32_to_bf16, f32_to_f16, widen_into, widen_one};
 pub use shape::{Shape, ShapeError};

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use turbospark_tensor::quant::{QuantError, quantise, quantise_q8_0, requantise};
-use turbospark_tensor::{DType, f32_to_bf16, widen_into};
+use turbospark_tensor::{AffineForm, DType, f32_to_bf16, f32_to_f16, widen_into};
 
 struct Random(u64);
 
@@ -160,6 +160,76 @@ fn blocks_at_the_edges_stay_near() {
             assert!(worst <= most, "{name} {dtype}: off by {worst:e}");
         }
     }
+}
+
+/// The public rule for an affine group, by its description: the end of larger size kept exact, and zero.
+fn public_affine(x: &[f32], top: f32, round: impl Fn(f32) -> f32) -> Vec<f32> {
+    let (low, high) = x.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), &v| (l.min(v), h.max(v)));
+    let s = ((high - low) / top).max(1e-7);
+    let (s, edge) = if low.abs() > high.abs() { (s, low) } else { (-s, high) };
+    let q0 = (edge / s).round_ties_even();
+    let (s, b) = if q0 == 0.0 { (s, 0.0) } else { (edge / q0, edge) };
+    let q = x.iter().map(|v| ((v - b) / s).round_ties_even().clamp(0.0, top)).collect::<Vec<f32>>();
+    q.iter().map(|q| round(s) * q + round(b)).collect()
+}
+
+#[test]
+fn affine_groups_leave_no_more_error_than_the_public_rule() {
+    for (name, x) in [("normal", normal()), ("heavy", heavy()), ("shifted", shifted())] {
+        for (bits, group, dtype) in
+            [(4, 32, DType::BF16), (4, 64, DType::F16), (8, 64, DType::BF16), (8, 128, DType::F32)]
+        {
+            let form = AffineForm::new(bits, group).unwrap();
+            let n = N / group * dtype.size();
+            let (mut codes, mut scales, mut biases) = (vec![0; 4 * form.words(N)], vec![0; n], vec![0; n]);
+            form.quantise(&x, dtype, &mut codes, &mut scales, &mut biases).unwrap();
+            let mut y = vec![0.0; N];
+            form.widen_into(&codes, &scales, &biases, dtype, &mut y);
+            let round = |v: f32| {
+                let mut out = [0.0];
+                let bytes = match dtype {
+                    DType::BF16 => f32_to_bf16(v).to_le_bytes().to_vec(),
+                    DType::F16 => f32_to_f16(v).to_le_bytes().to_vec(),
+                    _ => v.to_le_bytes().to_vec(),
+                };
+                widen_into(&bytes, dtype, &mut out);
+                out[0]
+            };
+            let theirs: Vec<f32> = x.chunks(group).flat_map(|x| public_affine(x, form.top() as f32, round)).collect();
+            let (ours, public) = (error(&x, &y), error(&x, &theirs));
+            println!("{name} {bits} bit, {group}, {dtype}: {ours:.6e}, {:.3} of the public rule", ours / public);
+            assert!(
+                ours <= 1.01 * public,
+                "{name} {bits} bit, groups of {group}: {ours:e}, the public rule {public:e}"
+            );
+        }
+    }
+}
+
+#[test]
+fn affine_groups_at_the_edges() {
+    let form = AffineForm::new(4, 32).unwrap();
+    let run = |x: &[f32], dtype: DType| {
+        let n = x.len() / 32 * dtype.size();
+        let (mut codes, mut scales, mut biases) = (vec![0; 4 * form.words(x.len())], vec![0; n], vec![0; n]);
+        form.quantise(x, dtype, &mut codes, &mut scales, &mut biases)?;
+        let mut y = vec![0.0; x.len()];
+        form.widen_into(&codes, &scales, &biases, dtype, &mut y);
+        Ok::<_, QuantError>(y)
+    };
+    assert_eq!(run(&[0.0; 64], DType::BF16).unwrap(), [0.0; 64]);
+    assert_eq!(run(&[-0.75; 64], DType::F16).unwrap(), [-0.75; 64]);
+    let mut x = [0.5; 64];
+    x[40] = f32::NAN;
+    assert!(matches!(run(&x, DType::F32), Err(QuantError::NotFinite { index: 40, .. })));
+    x[40] = 1e9;
+    let said = run(&x, DType::F16).unwrap_err();
+    assert!(matches!(said, QuantError::TooLarge { dtype: DType::F16, index: 32, .. }), "{said}");
+    // By hand: codes 0, 1, 2, .. in the low bits first.
+    let codes: Vec<u8> = (0..16u8).map(|i| (2 * i % 16) | (((2 * i + 1) % 16) << 4)).collect();
+    let mut y = vec![0.0; 32];
+    form.widen_into(&codes, &(-0.5f32).to_le_bytes(), &3f32.to_le_bytes(), DType::F32, &mut y);
+    assert!(y.iter().enumerate().all(|(i, &v)| v == 3.0 - 0.5 * (i % 16) as f32));
 }
 
 proptest! {

@@ -1,12 +1,17 @@
 //! Which kernel takes a linear layer, by the kind of its rows and the form of its weights.
 //!
-//! A gated layer of which one weight is quantised and the other plain is decoded some outputs at a time, on weights
-//! dequantised to f32: nobody makes such, so it need not be fast.
+//! Weights in affine groups, and a gated layer of which one weight is quantised and the other plain, are decoded some
+//! outputs at a time, on weights dequantised to f32.
+
+use std::ops::Range;
+
+use turbospark_tensor::DType;
 
 use super::finish::{Finish, Linear};
 use super::{Engine, Rows, Shared, matrix, row, row_blocks};
 use crate::scratch::Scratch;
 use crate::simd::stored::{Vector, Weight};
+use crate::simd::{Simd, Task};
 
 /// Dequantised weights at a time, in elements (8 MiB).
 const WIDENED: usize = 2 << 20;
@@ -29,12 +34,12 @@ pub(super) unsafe fn linear(engine: &mut Engine, kind: Kind, x: Rows<'_>, rows: 
         // SAFETY: the caller's promise.
         return unsafe { matrix::matrix(engine, x, rows, linear) };
     }
-    let (weight, gate) = (linear.weight.dtype.is_block(), linear.gate.map(|g| g.dtype.is_block()));
-    if weight && gate != Some(false) {
+    let all = |is: fn(&Weight) -> bool| is(&linear.weight) && linear.gate.as_ref().is_none_or(is);
+    if all(|w| w.dtype.is_block()) {
         // SAFETY: the caller's promise.
         return unsafe { row_blocks::row(engine, x, rows, linear) };
     }
-    if (!weight && gate != Some(true)) || rows == 0 {
+    if all(|w| !w.is_quantised()) || rows == 0 {
         // SAFETY: the caller's promise.
         return unsafe { row::row(engine, x, rows, linear) };
     }
@@ -61,26 +66,37 @@ pub(super) unsafe fn linear(engine: &mut Engine, kind: Kind, x: Rows<'_>, rows: 
     engine.widened = scratch;
 }
 
+/// Dequantises `rows`, counted from row `first` of the weight.
+struct Widen<'a> {
+    w: &'a Weight,
+    first: usize,
+    rows: Range<usize>,
+    k: usize,
+    out: Shared<f32>,
+}
+
+impl Task for Widen<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for r in self.rows {
+            // SAFETY: the weight has the row (`widened`); row `r` of `out` is this part's alone.
+            unsafe {
+                let out = std::slice::from_raw_parts_mut(self.out.at(r * self.k), self.k);
+                self.w.dequantise(s, self.first + r, 0, out);
+            }
+        }
+    }
+}
+
 /// Rows `first..first + rows` of a `[n, k]` weight as f32: dequantised to `out` where they are blocks, else as is.
 ///
 /// # Safety
 /// The weight has these rows; `out` is writable for as many elements, and nobody else touches it.
 unsafe fn widened(engine: &Engine, w: &Weight, first: usize, rows: usize, k: usize, out: Shared<f32>) -> Weight {
-    let bytes = |elements: usize| w.dtype.bytes(elements).expect("checked: rows of whole blocks");
-    let ptr = w.ptr.wrapping_add(bytes(first * w.stride));
-    if !w.dtype.is_block() {
-        return Weight { ptr, ..*w };
+    if !w.is_quantised() {
+        return Weight { ptr: w.ptr.wrapping_add(first * w.stride * w.dtype.size()), ..*w };
     }
-    let (ptr, stored) = (Shared(ptr.cast_mut()), *w);
-    engine.split(rows, 4 * k, |range| {
-        for r in range {
-            // SAFETY: the caller's promise; row `r` of `out` is this part's alone.
-            let (from, to) = unsafe {
-                let from = std::slice::from_raw_parts(ptr.at(bytes(r * stored.stride)).cast_const(), bytes(k));
-                (from, std::slice::from_raw_parts_mut(out.at(r * k), k))
-            };
-            turbospark_tensor::widen_into(from, stored.dtype, to);
-        }
-    });
-    Weight { ptr: out.at(0).cast_const().cast(), dtype: turbospark_tensor::DType::F32, stride: k, ..*w }
+    engine.split(rows, 4 * k, |rows| engine.kernels.run(Widen { w, first, rows, k, out }));
+    let (ptr, dtype) = (out.at(0).cast_const().cast(), DType::F32);
+    Weight { ptr, dtype, layout: w.layout, stride: k, groups: None }
 }

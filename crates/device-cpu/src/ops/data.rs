@@ -3,25 +3,25 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
-use turbospark_device::op::{Copy, Gather, StoreKv, Zero};
+use turbospark_device::op::{Copy, Gather, StoreKv, WeightLayout, Zero};
 use turbospark_tensor::DType;
 use turbospark_tensor::quant::quantise_q8_0;
 
 use super::{Done, Engine};
 use crate::memory::{Tensor, refused};
 use crate::scratch::local;
-use crate::simd::blocks::dequantise;
-use crate::simd::stored::{Stored, with_stored};
+use crate::simd::stored::{Stored, Weight, with_stored};
 use crate::simd::{Simd, Task};
 
 pub(super) fn gather(engine: &mut Engine, op: &Gather<'_>) -> Done {
     let mut a = engine.access();
-    let table = a.weight("table", &op.table)?;
+    let table = a.linear("table", &op.table, WeightLayout::OutIn)?;
     let index = a.read("index", &op.index)?;
     let weights = op.weights.as_ref().map(|w| a.read("weights", w)).transpose()?;
     let out = a.write("out", &op.out)?;
     a.finish()?;
-    let (m, n, rows) = (table.dim(0), table.dim(1), out.dim(0));
+    let m = op.table.views().next().map_or(0, |v| v.dim(0));
+    let (n, rows) = (out.dim(1), out.dim(0));
     let taps = weights.map_or(1, |w| w.dim(1));
     // SAFETY: a dense i32 tensor, locked, apart from `out`.
     let index = unsafe { index.i32s() };
@@ -37,7 +37,7 @@ pub(super) fn gather(engine: &mut Engine, op: &Gather<'_>) -> Done {
 }
 
 struct Pick<'a> {
-    table: Tensor,
+    table: Weight,
     index: &'a [i32],
     weights: Option<Tensor>,
     taps: usize,
@@ -49,9 +49,9 @@ struct Pick<'a> {
 impl Task for Pick<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let n = self.table.dim(1);
-        if self.table.dtype.is_block() {
-            return self.blocks(s);
+        let n = self.out.dim(1);
+        if self.table.is_quantised() {
+            return self.quantised(s);
         }
         with_stored!(self.table.dtype, T => {
             for r in self.rows {
@@ -66,7 +66,7 @@ impl Task for Pick<'_> {
                     unsafe {
                         let mut v = if self.accumulate { s.load_some(out.add(j), some) } else { s.splat(0.0) };
                         for (t, &id) in ids.iter().enumerate() {
-                            let from = self.table.byte(id as usize * n + j);
+                            let from = self.table.ptr.wrapping_add((id as usize * n + j) * T::SIZE);
                             let x = if some == S::LANES { T::load(s, from) } else { T::load_some(s, from, some) };
                             v = match self.weights {
                                 Some(w) => s.fma(s.splat(*w.row(r).add(t)), x, v),
@@ -82,11 +82,10 @@ impl Task for Pick<'_> {
 }
 
 impl Pick<'_> {
-    /// The same from a table of quantised blocks: each row is dequantised, then added.
+    /// The same from a quantised table: each row is dequantised, then added.
     #[inline(always)]
-    fn blocks<S: Simd>(self, s: S) {
-        let (n, dtype) = (self.table.dim(1), self.table.dtype);
-        let bytes = dtype.bytes(n).expect("checked: rows of whole blocks");
+    fn quantised<S: Simd>(self, s: S) {
+        let n = self.out.dim(1);
         let mut local = local(n);
         let wide = local.all();
         for r in self.rows {
@@ -96,9 +95,8 @@ impl Pick<'_> {
             }
             let out = self.out.row(r);
             for (t, &id) in ids.iter().enumerate() {
-                let row = self.table.first().wrapping_add(id as usize * bytes);
-                // SAFETY: ids lie in the table (checked in `gather`), which is dense; `wide` has a row's elements.
-                unsafe { dequantise(s, dtype, row, 0, n, wide.as_mut_ptr()) };
+                // SAFETY: ids lie in the table (checked in `gather`).
+                unsafe { self.table.dequantise(s, id as usize, 0, wide) };
                 for j in (0..n).step_by(S::LANES) {
                     let some = S::LANES.min(n - j);
                     // SAFETY: the row of `out` is this part's alone; `some` elements are left in both.

@@ -112,9 +112,9 @@ pub(super) fn experts(engine: &mut Engine, op: &Experts<'_>) -> Done {
         let of = |m: String| refused(format!("expert {e}: {m}"));
         expert.check(hidden, op.width).map_err(of)?;
         let mut a = a.further();
-        let gate = a.weight("gate", &expert.gate)?.weight(expert.layout);
-        let up = a.weight("up", &expert.up)?.weight(expert.layout);
-        let down = a.weight("down", &expert.down)?.weight(expert.layout);
+        let gate = a.linear("gate", &expert.gate, expert.layout)?;
+        let up = a.linear("up", &expert.up, expert.layout)?;
+        let down = a.linear("down", &expert.down, expert.layout)?;
         a.finish()?;
         let [prompt, decoded] = chosen.get(e).ok_or_else(|| of("not wanted".into()))?;
         for (chosen, kind) in [(prompt, Kind::Matrix), (decoded, Kind::Row)] {

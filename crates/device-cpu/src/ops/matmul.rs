@@ -10,7 +10,7 @@ use crate::memory::Tensor;
 pub(super) fn matmul(engine: &mut Engine, op: &Matmul<'_>) -> Done {
     let mut a = engine.access();
     let x = a.read("x", &op.x)?;
-    let weight = a.weight("weight", &op.weight)?.weight(op.layout);
+    let weight = a.linear("weight", &op.weight, op.layout)?;
     let bias = op.bias.as_ref().map(|b| a.weight("bias", b)).transpose()?.map(|b| b.vector());
     let residual = op.residual.as_ref().map(|r| a.read_also("residual", r)).transpose()?;
     let out = a.write("out", &op.out)?;
@@ -27,8 +27,8 @@ pub(super) fn matmul(engine: &mut Engine, op: &Matmul<'_>) -> Done {
 pub(super) fn gated_matmul(engine: &mut Engine, op: &GatedMatmul<'_>) -> Done {
     let mut a = engine.access();
     let x = a.read("x", &op.x)?;
-    let gate = a.weight("gate", &op.gate)?.weight(op.layout);
-    let weight = a.weight("up", &op.up)?.weight(op.layout);
+    let gate = a.linear("gate", &op.gate, op.layout)?;
+    let weight = a.linear("up", &op.up, op.layout)?;
     let out = a.write("out", &op.out)?;
     a.finish()?;
     let linear = |first: usize| Linear {

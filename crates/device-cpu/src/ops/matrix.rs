@@ -13,7 +13,6 @@ use super::finish::{Linear, Place};
 use super::{Engine, Rows, Shared};
 use crate::scratch::{cut, local, rounded};
 use crate::simd::TileArgs;
-use crate::simd::blocks::dequantise;
 use crate::simd::stored::{F32, Stored, Weight, with_stored};
 use crate::simd::unit::{Unit, UnitTask, pack_columns, pack_transposed, words};
 
@@ -123,7 +122,7 @@ unsafe fn pack_panel<U: Unit>(u: U, w: &Weight, col: usize, n: usize, k: usize, 
     let cols = U::COLS.min(n - col);
     let (words, from) = (range.len(), range.start * U::PER_WORD);
     let k = k.saturating_sub(from);
-    if w.dtype.is_block() {
+    if w.is_quantised() {
         // SAFETY: the caller's promise.
         return unsafe { pack_blocks(u, w, col..col + cols, from..from + k, words, out) };
     }
@@ -144,7 +143,7 @@ unsafe fn pack_panel<U: Unit>(u: U, w: &Weight, col: usize, n: usize, k: usize, 
     })
 }
 
-/// [`pack_panel`] for quantised blocks: a few steps of all columns at a time, dequantised in the first cache.
+/// [`pack_panel`] for quantised weights: a few steps of all columns at a time, dequantised in the first cache.
 ///
 /// # Safety
 /// As [`pack_panel`]; `steps` begins at a multiple of [`DEQUANTISED`] and ends at one of 32, the end of a row.
@@ -157,7 +156,6 @@ unsafe fn pack_blocks<U: Unit>(
     words: usize,
     out: *mut f32,
 ) {
-    let bytes = |elements: usize| w.dtype.bytes(elements).expect("checked: rows of whole blocks");
     let mut flat = [0f32; 32 * DEQUANTISED];
     for p in (0..words).step_by(DEQUANTISED / U::PER_WORD) {
         let first = steps.start + p * U::PER_WORD;
@@ -166,8 +164,8 @@ unsafe fn pack_blocks<U: Unit>(
         // SAFETY: the caller's promise; no panel has more than 32 columns.
         unsafe {
             for (i, col) in columns.clone().enumerate() {
-                let row = w.ptr.wrapping_add(bytes(col * w.stride));
-                dequantise(u.simd(), w.dtype, row, first, count, flat.as_mut_ptr().add(i * DEQUANTISED));
+                let to = &mut flat[i * DEQUANTISED..][..count];
+                w.dequantise(u.simd(), col, first, to);
             }
             let row = |i: usize| flat.as_ptr().wrapping_add(i * DEQUANTISED).cast();
             pack_transposed::<U, F32>(u, U::COLS, columns.len(), count, some, row, out.add(p * U::COLS));
@@ -175,7 +173,7 @@ unsafe fn pack_blocks<U: Unit>(
     }
 }
 
-/// Steps of a sum that are dequantised at a time; divides every `K_BLOCK`.
+/// Steps of a sum that are dequantised at a time; divides every `K_BLOCK`, and is a whole number of groups.
 const DEQUANTISED: usize = 128;
 
 /// Some panels times some row tiles.

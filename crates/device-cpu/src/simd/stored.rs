@@ -1,7 +1,7 @@
 //! Stored element types, widened exactly as they are loaded.
 
 use turbospark_device::op::WeightLayout;
-use turbospark_tensor::DType;
+use turbospark_tensor::{AffineForm, DType};
 
 use super::Simd;
 
@@ -138,8 +138,58 @@ pub(crate) struct Weight {
     pub dtype: DType,
     /// Which of the two axes lies outermost.
     pub layout: WeightLayout,
-    /// Elements from one index of the outer axis to the next.
+    /// Elements from one index of the outer axis to the next; of affine groups u32 words.
     pub stride: usize,
+    /// Of a weight in affine groups, whose `dtype` is then U32.
+    pub groups: Option<Groups>,
+}
+
+/// Scales and biases of a weight in affine groups.
+#[derive(Clone, Copy)]
+pub(crate) struct Groups {
+    /// First byte; any alignment.
+    pub scales: *const u8,
+    /// As `scales`.
+    pub biases: *const u8,
+    /// A float type.
+    pub dtype: DType,
+    /// Bits and elements.
+    pub form: AffineForm,
+}
+
+impl Weight {
+    /// Whether its rows are dequantised before a kernel of plain weights may take them.
+    pub(crate) fn is_quantised(&self) -> bool {
+        self.dtype.is_block() || self.groups.is_some()
+    }
+
+    /// Dequantises elements `first..first + out.len()` of row `r` of a quantised `[n, k]` weight exactly.
+    ///
+    /// # Safety
+    /// The row has these elements; both ends are multiples of 32 and of the length of a group.
+    #[inline(always)]
+    pub(crate) unsafe fn dequantise<S: Simd>(&self, s: S, r: usize, first: usize, out: &mut [f32]) {
+        let bytes = |elements: usize| self.dtype.bytes(elements).expect("checked: rows of whole blocks");
+        let row = self.ptr.wrapping_add(bytes(r * self.stride));
+        let Some(g) = self.groups else {
+            // SAFETY: the caller's promise; rows of whole blocks.
+            return unsafe { super::blocks::dequantise(s, self.dtype, row, first, out.len(), out.as_mut_ptr()) };
+        };
+        // Codes, and bytes of scales, of so many elements.
+        let codes = |elements: usize| elements * g.form.bits() / 8;
+        let groups = |elements: usize| elements / g.form.group() * g.dtype.size();
+        let k = 8 * 4 * self.stride / g.form.bits();
+        let at = groups(r * k + first);
+        // SAFETY: the caller's promise; scales and biases are dense.
+        let (codes, scales, biases) = unsafe {
+            (
+                std::slice::from_raw_parts(row.wrapping_add(codes(first)), codes(out.len())),
+                std::slice::from_raw_parts(g.scales.wrapping_add(at), groups(out.len())),
+                std::slice::from_raw_parts(g.biases.wrapping_add(at), groups(out.len())),
+            )
+        };
+        g.form.widen_into(codes, scales, biases, g.dtype, out);
+    }
 }
 
 // SAFETY: a weight is only read, while the buffers it points into are locked by the op that uses it.

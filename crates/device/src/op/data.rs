@@ -1,6 +1,7 @@
 //! Moving rows, and the gates that touch each element once.
 
 use super::check::{Checked, apart, dense, f32s, i32s, rank, require, sides};
+use super::dense::{LinearWeight, affine};
 use crate::View;
 
 /// `out[r] (+)= sum over taps t of weights[r, t] * table[index[r, t]]`.
@@ -10,8 +11,8 @@ use crate::View;
 /// error of the caller, which validates ids when a prompt is built.
 #[derive(Clone, Copy, Debug)]
 pub struct Gather<'a> {
-    /// `[m, n]`, any float or block type.
-    pub table: View<'a>,
+    /// `[m, n]`, any float or block type, or affine groups.
+    pub table: LinearWeight<'a>,
     /// i32 `[rows]`, or `[rows, taps]` with weights.
     pub index: View<'a>,
     /// f32 `[rows, taps]`.
@@ -24,12 +25,15 @@ pub struct Gather<'a> {
 
 impl Gather<'_> {
     pub(super) fn check(&self) -> Checked {
-        rank("table", &self.table, 2)?;
+        self.table.views().try_for_each(|v| rank("table", v, 2))?;
         rank("out", &self.out, 2)?;
-        let (rows, n) = (self.out.dim(0), self.table.dim(1));
-        super::check::rows("table", &self.table, &[self.table.dim(0), n])?;
+        let (rows, n) = (self.out.dim(0), self.out.dim(1));
+        match &self.table {
+            LinearWeight::View(table) => super::check::rows("table", table, &[table.dim(0), n])?,
+            LinearWeight::Affine(table) => affine("table", table, table.codes.dim(0), n)?,
+        }
         f32s("out", &self.out, &[rows, n])?;
-        apart("table", &self.table, "out", &self.out)?;
+        self.table.views().try_for_each(|v| apart("table", v, "out", &self.out))?;
         match &self.weights {
             None => i32s("index", &self.index, &[rows]),
             Some(w) => {

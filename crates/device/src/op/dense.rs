@@ -1,6 +1,10 @@
 //! Linear layers.
 
-use super::check::{Checked, apart, f32s, rank, require, rows as weight_rows, weight};
+use std::ops::Range;
+
+use turbospark_tensor::{AffineForm, DType};
+
+use super::check::{Checked, apart, dense, f32s, rank, require, rows as weight_rows, sides, weight};
 use crate::View;
 
 /// How a linear weight is stored.
@@ -11,6 +15,70 @@ pub enum WeightLayout {
     OutIn,
     /// `[in, out]`, as the published fused experts of Qwen3-VL MoE are.
     InOut,
+}
+
+/// A linear weight or a table, in one tensor or in affine groups.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::large_enum_variant, reason = "copied a few times a recorded op, and never stored in numbers")]
+pub enum LinearWeight<'a> {
+    /// A float or block type.
+    View(View<'a>),
+    /// Codes, scales and biases.
+    Affine(AffineWeight<'a>),
+}
+
+/// `[out, in]` weights in affine groups along `in`: `w = scale q + bias`.
+#[derive(Clone, Copy, Debug)]
+pub struct AffineWeight<'a> {
+    /// u32 `[out, form.words(in)]`, dense; the first code in the low bits.
+    pub codes: View<'a>,
+    /// `[out, in / form.group()]`, dense, any float type.
+    pub scales: View<'a>,
+    /// As `scales`.
+    pub biases: View<'a>,
+    /// Bits of a code, elements of a group.
+    pub form: AffineForm,
+}
+
+impl<'a> From<View<'a>> for LinearWeight<'a> {
+    fn from(view: View<'a>) -> Self {
+        LinearWeight::View(view)
+    }
+}
+
+impl<'a> From<AffineWeight<'a>> for LinearWeight<'a> {
+    fn from(weight: AffineWeight<'a>) -> Self {
+        LinearWeight::Affine(weight)
+    }
+}
+
+impl<'a> LinearWeight<'a> {
+    /// Indices `range` of the outermost axis only.
+    ///
+    /// # Panics
+    /// When the range leaves the axis.
+    pub fn rows(self, range: Range<usize>) -> Self {
+        match self {
+            LinearWeight::View(v) => v.rows(range).into(),
+            LinearWeight::Affine(w) => AffineWeight {
+                codes: w.codes.rows(range.clone()),
+                scales: w.scales.rows(range.clone()),
+                biases: w.biases.rows(range),
+                ..w
+            }
+            .into(),
+        }
+    }
+
+    /// The tensors that it is made of.
+    pub fn views(&self) -> impl Iterator<Item = &View<'a>> {
+        match self {
+            LinearWeight::View(v) => [Some(v), None, None],
+            LinearWeight::Affine(w) => [Some(&w.codes), Some(&w.scales), Some(&w.biases)],
+        }
+        .into_iter()
+        .flatten()
+    }
 }
 
 /// What is applied to each output of a linear layer.
@@ -33,7 +101,7 @@ pub struct Matmul<'a> {
     /// f32 `[rows, k]`.
     pub x: View<'a>,
     /// `[n, k]`, or `[k, n]` by `layout`; a block type as `[n, k]` only.
-    pub weight: View<'a>,
+    pub weight: LinearWeight<'a>,
     /// How the weight is stored.
     pub layout: WeightLayout,
     /// `[n]`, any float type.
@@ -50,10 +118,10 @@ pub struct Matmul<'a> {
 
 impl<'a> Matmul<'a> {
     /// `out = x W^T` for rows of a prompt; the other fields are set by struct update.
-    pub fn new(x: View<'a>, weight: View<'a>, out: View<'a>) -> Self {
+    pub fn new(x: View<'a>, weight: impl Into<LinearWeight<'a>>, out: View<'a>) -> Self {
         Matmul {
             x,
-            weight,
+            weight: weight.into(),
             layout: WeightLayout::OutIn,
             bias: None,
             activation: None,
@@ -77,16 +145,37 @@ impl<'a> Matmul<'a> {
     }
 }
 
-pub(super) fn linear(name: &str, w: &View<'_>, layout: WeightLayout, n: usize, k: usize) -> Checked {
+pub(super) fn linear(name: &str, w: &LinearWeight<'_>, layout: WeightLayout, n: usize, k: usize) -> Checked {
+    let w = match w {
+        LinearWeight::View(w) => w,
+        LinearWeight::Affine(w) => {
+            require(layout == WeightLayout::OutIn, || {
+                format!("{name} is in affine groups in [in, out], expected [out, in]")
+            })?;
+            return affine(name, w, n, k);
+        }
+    };
     match layout {
         WeightLayout::OutIn => weight_rows(name, w, &[n, k]),
         WeightLayout::InOut => {
             // Half of a fused [k, 2n] tensor has gaps between its rows.
             require(!w.dtype().is_block(), || format!("{name} is {} in [in, out], expected [out, in]", w.dtype()))?;
             require(w.dtype().is_float(), || format!("{name} is {}, expected a float type", w.dtype()))?;
-            super::check::sides(name, w, &[k, n])
+            sides(name, w, &[k, n])
         }
     }
+}
+
+pub(super) fn affine(name: &str, w: &AffineWeight<'_>, n: usize, k: usize) -> Checked {
+    let (group, codes) = (w.form.group(), &w.codes);
+    require(k.is_multiple_of(group), || format!("{name}: rows of {k} are no whole groups of {group}"))?;
+    require(codes.dtype() == DType::U32, || format!("{name} codes are {}, expected U32", codes.dtype()))?;
+    sides(&format!("{name} codes"), codes, &[n, w.form.words(k)])?;
+    dense(&format!("{name} codes"), codes)?;
+    weight(&format!("{name} scales"), &w.scales, &[n, k / group])?;
+    weight(&format!("{name} biases"), &w.biases, &[n, k / group])?;
+    let (scales, biases) = (w.scales.dtype(), w.biases.dtype());
+    require(scales == biases, || format!("{name} scales are {scales}, its biases {biases}"))
 }
 
 pub(super) fn prompt_rows(prompt: usize, rows: usize) -> Checked {
@@ -99,9 +188,9 @@ pub struct GatedMatmul<'a> {
     /// f32 `[rows, k]`.
     pub x: View<'a>,
     /// `G`: `[n, k]`, or `[k, n]` by `layout`; a block type as `[n, k]` only.
-    pub gate: View<'a>,
+    pub gate: LinearWeight<'a>,
     /// `U`, as `gate`.
-    pub up: View<'a>,
+    pub up: LinearWeight<'a>,
     /// How both weights are stored.
     pub layout: WeightLayout,
     /// f32 `[rows, n]`.

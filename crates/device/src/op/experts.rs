@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::check::{Checked, apart, f32s, i32s, rank, require};
-use super::dense::{WeightLayout, linear, prompt_rows};
+use super::dense::{LinearWeight, WeightLayout, linear, prompt_rows};
 use crate::{DeviceError, View};
 
 /// `softmax` over all logits, the `k` largest, divided by their sum where `normalise` is set.
@@ -38,11 +38,11 @@ impl Router<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct Expert<'a> {
     /// `[I, H]`, or `[H, I]` by `layout`; a block type as `[I, H]` only.
-    pub gate: View<'a>,
+    pub gate: LinearWeight<'a>,
     /// As `gate`.
-    pub up: View<'a>,
+    pub up: LinearWeight<'a>,
     /// `[H, I]`, or `[I, H]` by `layout`.
-    pub down: View<'a>,
+    pub down: LinearWeight<'a>,
     /// How all three are stored.
     pub layout: WeightLayout,
 }

@@ -2,11 +2,11 @@
 
 use turbospark_tensor::mutant::{Mutant, active};
 
-use super::memory::{load, load_i32, load_some, store, store_i32};
+use super::memory::{load, load_i32, load_some, load_weight, store, store_i32};
 use crate::op::{
     Activation, Experts, GatedMatmul, Gather, LayerNorm, Matmul, RmsNorm, Router, SigmoidGate, WeightLayout,
 };
-use crate::{DeviceError, View};
+use crate::{DeviceError, LinearWeight};
 
 type Done = Result<(), DeviceError>;
 
@@ -49,9 +49,10 @@ pub fn activate(kind: Option<Activation>, x: f64) -> f64 {
 }
 
 pub(super) fn gather(op: &Gather<'_>) -> Done {
-    let (table, index) = (load(&op.table)?, load_i32(&op.index)?);
+    let (table, index) = (load_weight(&op.table)?, load_i32(&op.index)?);
     let weights = load_some(&op.weights)?;
-    let (m, n) = (op.table.dim(0), op.table.dim(1));
+    let n = op.out.dim(1);
+    let m = table.len().checked_div(n).unwrap_or(0);
     let taps = op.weights.map_or(1, |w| w.dim(1));
     let mut out = load(&op.out)?;
     for (r, row) in out.chunks_exact_mut(n).enumerate() {
@@ -78,9 +79,14 @@ pub(super) fn gather(op: &Gather<'_>) -> Done {
 }
 
 /// `x W^T` in f64, `[rows, n]`.
-fn product(x: &[f32], k: usize, weight: &View<'_>, layout: WeightLayout) -> Result<(Vec<f64>, usize), DeviceError> {
-    let w = load(weight)?;
-    let n = if layout == WeightLayout::OutIn { weight.dim(0) } else { weight.dim(1) };
+fn product(
+    x: &[f32],
+    k: usize,
+    weight: &LinearWeight<'_>,
+    layout: WeightLayout,
+) -> Result<(Vec<f64>, usize), DeviceError> {
+    let w = load_weight(weight)?;
+    let n = w.len().checked_div(k).unwrap_or(0);
     let at = |o: usize, i: usize| if layout == WeightLayout::OutIn { w[o * k + i] } else { w[i * n + o] };
     let rows = x.len().checked_div(k).unwrap_or(0);
     let mut out = Vec::with_capacity(rows * n);
@@ -104,7 +110,13 @@ fn to_f32(x: &[f64]) -> Vec<f32> {
     x.iter().map(|&v| v as f32).collect()
 }
 
-fn gated(x: &[f32], k: usize, gate: &View<'_>, up: &View<'_>, layout: WeightLayout) -> Result<Vec<f32>, DeviceError> {
+fn gated(
+    x: &[f32],
+    k: usize,
+    gate: &LinearWeight<'_>,
+    up: &LinearWeight<'_>,
+    layout: WeightLayout,
+) -> Result<Vec<f32>, DeviceError> {
     let (g, _) = product(x, k, gate, layout)?;
     let (u, _) = product(x, k, up, layout)?;
     Ok(g.iter().zip(&u).map(|(&g, &u)| (silu(g) * u) as f32).collect())

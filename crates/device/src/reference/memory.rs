@@ -6,7 +6,7 @@ use turbospark_tensor::quant::quantise_q8_0;
 use turbospark_tensor::{DType, f32_to_bf16, f32_to_f16, widen_into, widen_one};
 
 use super::NAME;
-use crate::{DeviceError, View};
+use crate::{DeviceError, LinearWeight, View};
 
 /// Bytes behind a lock; nothing here needs to be fast.
 #[derive(Debug)]
@@ -73,6 +73,18 @@ pub(super) fn load(view: &View<'_>) -> Result<Vec<f32>, DeviceError> {
         return Ok(out);
     }
     Ok(offsets(view).map(|i| widen_one(bytes, view.dtype(), i)).collect())
+}
+
+/// All weights, dequantised exactly, in row-major order.
+pub(super) fn load_weight(w: &LinearWeight<'_>) -> Result<Vec<f32>, DeviceError> {
+    let w = match w {
+        LinearWeight::View(v) => return load(v),
+        LinearWeight::Affine(w) => w,
+    };
+    let bytes = |v: &View<'_>| of(v)?.with(v, len(v)?, |m| m.to_vec());
+    let mut out = vec![0.0; w.scales.shape().elements() * w.form.group()];
+    w.form.widen_into(&bytes(&w.codes)?, &bytes(&w.scales)?, &bytes(&w.biases)?, w.scales.dtype(), &mut out);
+    Ok(out)
 }
 
 /// All elements of an optional view.

@@ -105,8 +105,8 @@ fn dense<'a>(
     let (gate, up) = if active(Mutant::GateUpExchanged) { (&w.up, &w.gate) } else { (&w.gate, &w.up) };
     pass.gated_matmul(GatedMatmul {
         x: step.normed,
-        gate: gate.view(),
-        up: up.view(),
+        gate: gate.view().into(),
+        up: up.view().into(),
         layout: WeightLayout::OutIn,
         out: inner,
         prompt_rows,
@@ -140,7 +140,7 @@ impl ResidentExperts {
             }
         };
         let (gate, up) = if swapped { (up, gate) } else { (gate, up) };
-        Expert { gate, up, down, layout }
+        Expert { gate: gate.into(), up: up.into(), down: down.into(), layout }
     }
 }
 

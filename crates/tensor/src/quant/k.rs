@@ -85,7 +85,7 @@ impl Scales {
 pub(super) fn quantise(x: &[f32], top: f32, out: &mut [u8]) -> Option<()> {
     let mut wanted = [(0.0, 0.0); 8];
     for (w, group) in wanted.iter_mut().zip(x.chunks_exact(32)) {
-        *w = scale_and_min(group, top);
+        *w = scale_and_min(group, top, false);
     }
     let most = wanted.iter().fold((0f32, 0f32), |m, w| (m.0.max(w.0), m.1.max(w.1)));
     let (_, d) = to_f16(most.0 / 63.0)?;

@@ -6,6 +6,8 @@
 //! `K` formats the shared scales of the block and the integers of its groups together (`k.rs`, `q6.rs`). That leaves
 //! 3 to 12 % less squared error than the public quantisers, which `tests/quality.rs` holds.
 //!
+//! Affine groups ([`AffineForm::quantise`](crate::AffineForm::quantise)) are searched in the same way.
+//!
 //! What goes wrong unseen: codes chosen for a scale before it was rounded to f16. But for `Q8_0`, scales are rounded
 //! first and the codes are those nearest, ties to even. A block whose scale is below the least f16 becomes zeros.
 
@@ -29,10 +31,10 @@ pub enum QuantError {
         /// What it is.
         value: f32,
     },
-    /// A block needs a scale that f16 doesn't hold.
-    #[error("elements from {index} on are too large for the f16 scale of {dtype}; the largest is {value}")]
+    /// A block needs a scale that its type doesn't hold.
+    #[error("elements from {index} on are too large for a scale of {dtype}; the largest is {value}")]
     TooLarge {
-        /// The format.
+        /// The format, or the type of an affine group's scale.
         dtype: DType,
         /// The block's first element.
         index: usize,
@@ -43,7 +45,7 @@ pub enum QuantError {
 
 impl QuantError {
     /// The same with indices counted from `first` elements earlier.
-    fn after(mut self, first: usize) -> Self {
+    pub(crate) fn after(mut self, first: usize) -> Self {
         match &mut self {
             QuantError::NotFinite { index, .. } | QuantError::TooLarge { index, .. } => *index += first,
         }
@@ -118,6 +120,55 @@ pub fn requantise(bytes: &[u8], from: DType, dtype: DType, threads: usize, out: 
         // In order, so that the first element is named whichever thread finds one first.
         started.into_iter().try_for_each(|t| t.join().expect("a share does not panic"))
     })
+}
+
+/// Scale, bias and codes (the first `x.len()`) of an affine group, the first two as `round` leaves them.
+///
+/// Candidates are the least squares fit, its neighbours a step of bf16 away, and the public rule: the end of larger
+/// size kept exact, and zero. The one that leaves the least error wins, so it is never worse than the public rule.
+pub(crate) fn affine_group(
+    x: &[f32],
+    top: f32,
+    dtype: DType,
+    round: impl Fn(f32) -> f32,
+) -> Result<(f32, f32, [u8; 128]), QuantError> {
+    if let Some(bad) = x.iter().position(|v| !v.is_finite()) {
+        return Err(QuantError::NotFinite { index: bad, value: x[bad] });
+    }
+    let inverse = |s: f32| if s == 0.0 { 0.0 } else { 1.0 / s };
+    let mut best = (f32::INFINITY, 0.0, 0.0);
+    let mut candidate = |s: f32, b: f32| {
+        let inverse = inverse(s);
+        let [e] = search::sums(x, |v| {
+            let e = s * search::nearest((v - b) * inverse, 0.0, top) + b - v;
+            [e * e]
+        });
+        if e < best.0 && s.is_finite() && b.is_finite() {
+            best = (e, s, b);
+        }
+    };
+    let (fit, min) = search::scale_and_min(x, top, true);
+    for step in [1.0, 1.0 - 1.0 / 256.0, 1.0 + 1.0 / 256.0] {
+        let s = round(fit * step);
+        let inverse = inverse(s);
+        let [n, sum] = search::sums(x, |v| [search::nearest((v + min) * inverse, 0.0, top), v]);
+        candidate(s, round((sum - s * n) / x.len() as f32));
+    }
+    let (low, high) = x.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), &v| (l.min(v), h.max(v)));
+    let s = ((high - low) / top).max(1e-7);
+    let (s, edge) = if low.abs() > high.abs() { (s, low) } else { (-s, high) };
+    let n = (edge / s).round_ties_even();
+    let (s, b) = if n == 0.0 { (s, 0.0) } else { (edge / n, edge) };
+    candidate(round(s), round(b));
+    let (error, s, b) = best;
+    if error == f32::INFINITY {
+        return Err(QuantError::TooLarge { dtype, index: 0, value: largest(x) });
+    }
+    let mut codes = [0; 128];
+    for (q, &v) in codes.iter_mut().zip(x) {
+        *q = search::nearest((v - b) * inverse(s), 0.0, top) as u8;
+    }
+    Ok((s, b, codes))
 }
 
 /// Elements widened at a time.

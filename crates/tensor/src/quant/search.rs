@@ -69,9 +69,10 @@ pub(super) fn scale(x: &[f32], top: f32) -> f32 {
     best.1
 }
 
-/// The scale `s >= 0` and the min `m >= 0` for `x ~ s n - m` with integers `n` in `0..=top`.
-pub(super) fn scale_and_min(x: &[f32], top: f32) -> (f32, f32) {
-    let (low, high) = x.iter().fold((0f32, f32::NEG_INFINITY), |(l, h), &v| (l.min(v), h.max(v)));
+/// The scale `s >= 0` and the min `m` (0 at least, unless `free`) for `x ~ s n - m` with integers `n` in `0..=top`.
+pub(super) fn scale_and_min(x: &[f32], top: f32, free: bool) -> (f32, f32) {
+    let least = if free { f32::INFINITY } else { 0.0 };
+    let (low, high) = x.iter().fold((least, f32::NEG_INFINITY), |(l, h), &v| (l.min(v), h.max(v)));
     if high - low < NOTHING {
         return (0.0, -low);
     }
@@ -89,7 +90,7 @@ pub(super) fn scale_and_min(x: &[f32], top: f32) -> (f32, f32) {
         } else {
             (yn / nn.max(1.0), 0.0)
         };
-        if b + base > 0.0 {
+        if !free && b + base > 0.0 {
             // The format has no offset above zero.
             b = -base;
             s = (yn - b * n) / nn.max(1.0);
