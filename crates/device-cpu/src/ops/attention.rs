@@ -9,6 +9,7 @@ use std::ops::Range;
 use turbospark_device::op::Attention;
 use turbospark_tensor::DType;
 
+use super::softmax::{scale, weigh};
 use super::{Done, Engine, Shared};
 use crate::memory::Tensor;
 use crate::scratch::{cut, local, rounded};
@@ -317,9 +318,6 @@ struct Attend {
     scale: f32,
 }
 
-/// Lane numbers, to mask the end of a block.
-const IOTA: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
-
 /// A task's working memory.
 struct Work {
     /// Queries, packed in row tiles.
@@ -453,74 +451,8 @@ impl Attend {
     }
 }
 
-/// `to = factor * from`, `n` elements in whole vectors.
-///
-/// # Safety
-/// `from` is readable for `n` elements, `to` writable for whole vectors. They may be the same.
-#[inline(always)]
-pub(super) unsafe fn scale<S: Simd>(s: S, from: *const f32, factor: f32, n: usize, to: *mut f32) {
-    for j in (0..n).step_by(S::LANES) {
-        // SAFETY: the caller's promise.
-        unsafe { s.store(to.add(j), s.mul(s.load_some(from.add(j), S::LANES.min(n - j)), s.splat(factor))) };
-    }
-}
-
 /// Words of a row of weights.
 #[inline(always)]
 const fn row_words<U: Unit>() -> usize {
     KEYS / U::PER_WORD
-}
-
-/// Turns `N` scores, of which the first `some` count, into words of weights relative to the largest so far;
-/// returns the factor for what was summed before, and the sum of the weights, spread over a vector.
-///
-/// The scores are multiplied by `EXP_SCALE` already.
-///
-/// # Safety
-/// `scores` has `N` elements, 64 or 128, and `weights` as many words as they take; in f32 they may be the same.
-#[inline(always)]
-pub(super) unsafe fn weigh<U: Unit, const N: usize>(
-    u: U,
-    scores: *const f32,
-    weights: *mut f32,
-    some: usize,
-    top: &mut f32,
-) -> (f32, <U::S as Simd>::V) {
-    let (s, lanes) = (u.simd(), U::S::LANES);
-    let mut sum = s.splat(0.0);
-    // SAFETY: the caller's promise.
-    unsafe {
-        if some == 0 {
-            std::ptr::write_bytes(weights, 0, N / U::PER_WORD);
-            return (1.0, sum);
-        }
-        let mut v = [s.splat(f32::NEG_INFINITY); 32];
-        let mut largest = v[0];
-        let iota = s.load(IOTA.as_ptr());
-        #[expect(clippy::needless_range_loop, reason = "j is also the place in memory")]
-        for j in 0..N / lanes {
-            let mut x = s.load(scores.add(j * lanes));
-            if (j + 1) * lanes > some {
-                let place = s.add(iota, s.splat((j * lanes) as f32));
-                x = s.less(place, s.splat(some as f32), x, s.splat(f32::NEG_INFINITY));
-            }
-            v[j] = x;
-            largest = s.max(largest, x);
-        }
-        let now = top.max(s.largest(largest));
-        for x in &mut v[..N / lanes] {
-            *x = u.exp(s.sub(*x, s.splat(now)));
-            sum = s.add(sum, *x);
-        }
-        for j in 0..N / U::PER_WORD / lanes {
-            let word = if U::PER_WORD == 1 { v[j] } else { u.join(v[2 * j], v[2 * j + 1]) };
-            s.store(weights.add(j * lanes), word);
-        }
-        let mut factor = [1f32; 16];
-        if *top != now {
-            s.store(factor.as_mut_ptr(), u.exp(s.splat(*top - now)));
-        }
-        *top = now;
-        (factor[0], sum)
-    }
 }

@@ -18,6 +18,7 @@ mod paged;
 mod row;
 mod row_blocks;
 mod row_columns;
+mod softmax;
 
 use std::sync::Arc;
 

@@ -5,8 +5,9 @@
 
 use turbospark_device::op::PagedAttention;
 
-use super::attention::{Head, Keys, Queries, attend, scale, weigh};
+use super::attention::{Head, Keys, Queries, attend};
 use super::row::{Steps, Sums, dot};
+use super::softmax::{scale, weigh};
 use super::{Done, Engine, Shared};
 use crate::memory::{Tensor, refused};
 use crate::scratch::{local, rounded};
