@@ -4,15 +4,23 @@
     turbospark bench --shape qwen3-vl-2b --threads 2 --json > 2b.json
     scripts/roofline.py "2B bf16=2b.json" "2B Q4_K=2b-q4_k.json" --svg docs/roofline.svg
 
-The roofs are those that the first file's run measured. A point's place on the lower axis is its operations for a
-byte of weights read: a picture or a chunk of a prompt reads each weight once, a decoded token too. The table, in
-Markdown, goes to stdout.
+The roofs are those that the first file's run measured. A point's place on the lower axis is its operations over the
+bytes of the checkpoint, for one picture, one chunk of a prompt or one decoded token. The table, in Markdown, goes to
+stdout.
 """
 import argparse
 import json
 import math
 
 COLOURS = ["#1f6fb4", "#c8501e", "#2e8b3d", "#7a4fa3", "#8a6d00", "#00798c"]
+WEIGHTS_PER_BYTE = {
+    None: 1 / 2,
+    "q8_0": 32 / 34,
+    "q6_k": 256 / 210,
+    "q5_k": 256 / 176,
+    "q4_k": 256 / 144,
+    "q4_0": 32 / 18,
+}
 CHUNK = 512  # rows of a prompt that share one pass over the weights
 LEFT, TOP, WIDTH, HEIGHT = 70, 30, 640, 380
 
@@ -29,8 +37,8 @@ def points(run):
         yield f'prefill {p["tokens"]}', p["tflop"] * 1e12 / passes / weights, p["tflops"], share(p, "peak"), rate
     d = run["decode"]
     if d:
-        # Two operations for each weight of two bytes, for every sequence of the batch.
-        per_byte = d["batch"] * d.get("operations_per_weight_byte", 1.0)
+        # Two operations for each weight, for every sequence of the batch.
+        per_byte = d["batch"] * WEIGHTS_PER_BYTE[run["quant"]] * 2
         tflops = d["gb_s"] * per_byte / 1e3
         rate = f'{d["tok_s"]:.1f} tokens/s, {d["gb_s"]:.1f} GB/s'
         yield f'decode, batch {d["batch"]}', per_byte, tflops, share(d, "bandwidth"), rate

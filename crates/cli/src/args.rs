@@ -67,19 +67,15 @@ impl ModelArgs {
     }
 }
 
-/// How the model is loaded.
+/// What runs the model, and in which numbers.
 #[derive(Args)]
-#[command(next_help_heading = "Machine and images")]
-pub struct LoadArgs {
+pub struct DeviceArgs {
     /// What runs the model: auto or cpu
     #[arg(long, default_value = "auto", value_parser = str::parse::<DeviceChoice>)]
     device: DeviceChoice,
     /// Worker threads [default: the machine's cores]
     #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 1..=1024))]
     threads: Option<usize>,
-    /// Tokens that prompt and answer may have together [default: the model's, at most 16384]
-    #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 2..=MOST))]
-    context: Option<usize>,
     /// f32 rounds nothing and is slower; auto takes 16 bits where that is faster
     #[arg(long, value_name = "f32|auto", value_parser = precision)]
     precision: Option<Precision>,
@@ -91,6 +87,31 @@ pub struct LoadArgs {
     #[arg(long, value_name = "FORMAT", default_value = "auto", hide_default_value = true,
           value_parser = str::parse::<KvFormat>)]
     kv: KvFormat,
+}
+
+impl DeviceArgs {
+    /// With the defaults for all else.
+    pub fn options(&self) -> LoadOptions {
+        LoadOptions {
+            device: self.device,
+            threads: self.threads,
+            precision: self.precision.unwrap_or_default(),
+            quant: self.quant,
+            kv: self.kv,
+            ..LoadOptions::default()
+        }
+    }
+}
+
+/// How the model is loaded.
+#[derive(Args)]
+#[command(next_help_heading = "Machine and images")]
+pub struct LoadArgs {
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Tokens that prompt and answer may have together [default: the model's, at most 16384]
+    #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 2..=MOST))]
+    context: Option<usize>,
     /// Enlarge images below this many pixels [default: the model's]
     #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 1..=MOST))]
     min_pixels: Option<usize>,
@@ -107,17 +128,12 @@ impl LoadArgs {
     /// For a program that answers one request at a time.
     pub fn options(&self) -> LoadOptions {
         LoadOptions {
-            device: self.device,
-            threads: self.threads,
-            isa: None,
-            precision: self.precision.unwrap_or_default(),
-            quant: self.quant,
-            kv: self.kv,
             context: self.context,
             sequences: 1,
             min_pixels: self.min_pixels,
             max_pixels: self.max_pixels,
             max_image_pixels: self.max_image_pixels as u64,
+            ..self.device.options()
         }
     }
 
@@ -128,7 +144,7 @@ impl LoadArgs {
 
     /// For a trace, which is compared with a reference: exact unless asked otherwise.
     pub fn options_to_trace(&self) -> LoadOptions {
-        LoadOptions { precision: self.precision.unwrap_or(Precision::F32), ..self.options() }
+        LoadOptions { precision: self.device.precision.unwrap_or(Precision::F32), ..self.options() }
     }
 }
 

@@ -11,6 +11,7 @@ use turbospark_device::{DeviceError, Inputs, Limits, Peak};
 
 use crate::isa::{Isa, Kernels};
 use crate::memory::Owned;
+use crate::ops::Shared;
 use crate::pool::Pool;
 use crate::simd::{Simd, Task};
 
@@ -130,18 +131,6 @@ fn read_rate(kernels: Kernels, pool: &Pool) -> Result<f64, DeviceError> {
         }
     }
     Ok(bytes as f64 / best.as_secs_f64())
-}
-
-/// A pointer that parts of a region share.
-struct Shared(*mut u8);
-
-// SAFETY: each part uses its own bytes.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    fn at(&self, offset: usize) -> *mut u8 {
-        self.0.wrapping_add(offset)
-    }
 }
 
 struct ReadStreams<'a>(&'a [f32]);

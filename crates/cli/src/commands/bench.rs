@@ -8,9 +8,9 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use turbospark::bench::{self, BenchOptions, Decode, Encode, Prefill, Report, Shape, Stage};
 use turbospark::device::{Limits, Precision};
-use turbospark::{Cancel, DeviceChoice, KvFormat, LoadOptions, Model, Quant};
+use turbospark::{Cancel, LoadOptions, Model};
 
-use crate::args::{MOST, count, precision};
+use crate::args::{DeviceArgs, MOST, count};
 use crate::interrupt::Interrupt;
 use crate::outcome::{Outcome, Usage};
 use crate::progress::Progress;
@@ -49,25 +49,11 @@ pub struct BenchArgs {
     /// Timed runs of each part; their median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = |s: &str| count(s, 1..=1000))]
     reps: usize,
-    /// What runs the model: auto or cpu
-    #[arg(long, default_value = "auto", value_parser = str::parse::<DeviceChoice>)]
-    device: DeviceChoice,
-    /// Worker threads [default: the machine's cores]
-    #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 1..=1024))]
-    threads: Option<usize>,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Instruction set of the kernels, such as avx2 [default: the best that the processor has]
     #[arg(long, value_name = "NAME")]
     isa: Option<String>,
-    /// f32 rounds nothing and is slower; auto takes 16 bits where that is faster
-    #[arg(long, value_name = "f32|auto", value_parser = precision)]
-    precision: Option<Precision>,
-    /// Quantise the trunk's weights while loading: q8_0, q6_k, q5_k, q4_k or q4_0 [default: as stored]
-    #[arg(long, value_name = "FORMAT", value_parser = str::parse::<Quant>)]
-    quant: Option<Quant>,
-    /// How keys and values are kept in the cache: auto (f16, or f32 where --precision is f32), f32, f16 or q8
-    #[arg(long, value_name = "FORMAT", default_value = "auto", hide_default_value = true,
-          value_parser = str::parse::<KvFormat>)]
-    kv: KvFormat,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -143,7 +129,7 @@ pub fn run(args: &BenchArgs, verbose: bool) -> anyhow::Result<Outcome> {
     if args.json {
         let mut object = object(&model, &report);
         object["model_path"] = json!(path);
-        object["quant"] = json!(args.quant.map(|q| q.to_string()));
+        object["quant"] = json!(args.load_options().quant.map(|q| q.to_string()));
         console::print_json(&object)?;
     } else {
         console::print(&table(&model, &report))?;
@@ -168,15 +154,7 @@ impl BenchArgs {
     }
 
     fn load_options(&self) -> LoadOptions {
-        LoadOptions {
-            device: self.device,
-            threads: self.threads,
-            isa: self.isa.clone(),
-            precision: self.precision.unwrap_or_default(),
-            quant: self.quant,
-            kv: self.kv,
-            ..Default::default()
-        }
+        LoadOptions { isa: self.isa.clone(), ..self.device.options() }
     }
 }
 

@@ -14,8 +14,7 @@ use turbospark_device::Span;
 use super::delta::{Scan, unit};
 use crate::scratch::{cut, local, rounded};
 use crate::simd::stored::F32;
-use crate::simd::tile::tile_blocked;
-use crate::simd::unit::{Unit, Vectors, pack_transposed};
+use crate::simd::unit::{Unit, Vectors, pack_transposed, tile_long};
 use crate::simd::{BLOCK, Simd, TileArgs, math};
 
 /// One head's working memory. Matrices have whole panels; what lies past `V` stays zero.
@@ -148,11 +147,11 @@ unsafe fn chunk<S: Simd>(s: S, scan: &Scan<'_>, head: usize, span: &Span, w: &Wo
                     add: false,
                 };
                 for j in (0..width).step_by(S::TILE_COLS) {
-                    tile_blocked(s, TileArgs { w: w.state.add(j), c: sums.add(i * width + j), ..args });
+                    tile_long(Vectors(s), TileArgs { w: w.state.add(j), c: sums.add(i * width + j), ..args });
                 }
                 for j in (0..i + rows).step_by(S::TILE_COLS) {
                     let (panel, c) = (w.k_panels.add(j * kn), scores.add(i * BLOCK + j));
-                    tile_blocked(s, TileArgs { w: panel, ldw: S::TILE_COLS, c, ldc: BLOCK, ..args });
+                    tile_long(Vectors(s), TileArgs { w: panel, ldw: S::TILE_COLS, c, ldc: BLOCK, ..args });
                 }
             }
         }

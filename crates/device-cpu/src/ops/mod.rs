@@ -83,7 +83,7 @@ fn apart(spans: &[Span]) -> Done {
 
 /// An address that threads may share. What it points to is split between them.
 #[derive(Clone, Copy)]
-pub(crate) struct Shared<T>(*mut T);
+pub(crate) struct Shared<T>(pub(crate) *mut T);
 
 // SAFETY: an address; every use says who else touches what is there.
 unsafe impl<T> Send for Shared<T> {}

@@ -70,23 +70,3 @@ pub(crate) use tiles;
 /// Elements of a sum that one accumulator takes: longer sums are added up block by block, which halves the
 /// rounding error of a 2048-long sum and lets a block of both operands stay in the first cache.
 pub(crate) const K_BLOCK: usize = 256;
-
-/// [`Simd::tile_packed`] over a `k` of any length, in blocks of [`K_BLOCK`].
-///
-/// # Safety
-/// As [`Simd::tile_packed`].
-#[inline(always)]
-pub(crate) unsafe fn tile_blocked<S: Simd>(s: S, a: TileArgs) {
-    let mut done = 0;
-    loop {
-        let k = K_BLOCK.min(a.k - done);
-        let x = a.x.wrapping_add(done * S::LEFT);
-        let w = a.w.wrapping_add(done * a.ldw);
-        // SAFETY: a part of the caller's matrices.
-        unsafe { s.tile_packed(TileArgs { k, x, w, add: a.add || done > 0, ..a }) };
-        done += k;
-        if done >= a.k {
-            return;
-        }
-    }
-}
