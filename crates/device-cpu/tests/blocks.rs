@@ -100,16 +100,11 @@ proptest! {
         let ones: Vec<f32> = vec![0.5 / 127.0; x.len()];
         let bound = case.product(&ones).1;
         for d in rounding_devices().iter().map(|kind| &kind[0]) {
-            let (mut error, mut total) = (0.0, 0.0);
             for (i, got) in case.run(d).into_iter().enumerate() {
                 let got = f64::from(got);
                 prop_assert!((got - want[i]).abs() <= size[i] * 1e-6, "{}: {got}, expected {}", d.name(), want[i]);
                 prop_assert!((got - exact[i]).abs() <= bound[i] * 1.001 + size[i] * 1e-6);
-                error += (got - exact[i]).powi(2);
-                total += size[i].powi(2) / case.k as f64;
             }
-            // Independent errors of 1 / 440 in size: half a percent of the outputs'.
-            prop_assert!(case.rows * case.n < 20 || error.sqrt() <= 0.01 * total.sqrt(), "{error} of {total}");
         }
     }
 
@@ -129,6 +124,23 @@ proptest! {
             prop_assert!(bits(&[part]) == bits(&[rest]), "{}: outputs from {cut} on", kind[0].name());
             let moved = Case { shift: case.shift + 61, ..case.clone() };
             prop_assert!(bits(&[moved.run(&kind[0])]) == bits(std::slice::from_ref(&all)), "{}: moved", kind[0].name());
+        }
+    }
+}
+
+/// Errors of 1 / 440 in size, half a percent of the outputs'. Independent from row to row only: the outputs of a row
+/// share its rounding, so it takes many rows to see.
+#[test]
+fn rounding_activations_costs_half_a_percent() {
+    for dtype in DType::BLOCKS {
+        for (k, seed) in [(256, 1), (512, 2), (1280, 3)] {
+            let case = Case { dtype, rows: 64, k, n: 20, shift: 0, seed };
+            let (exact, size) = case.product(&case.x());
+            for d in rounding_devices().iter().map(|kind| &kind[0]) {
+                let error: f64 = case.run(d).iter().zip(&exact).map(|(&got, e)| (f64::from(got) - e).powi(2)).sum();
+                let total: f64 = size.iter().map(|s| s.powi(2) / k as f64).sum();
+                assert!(error.sqrt() <= 0.01 * total.sqrt(), "{}, {dtype} of {k}: {error} of {total}", d.name());
+            }
         }
     }
 }
