@@ -13,7 +13,10 @@ use turbospark_device::op::{
 };
 use turbospark_device::{Buffer, Device, DeviceError, Expert, ExpertSource, Pass, Span, View};
 use turbospark_device_cpu::{CpuDevice, CpuOptions};
-use turbospark_tensor::{DType, f32_to_bf16, f32_to_f16, quant};
+use turbospark_tensor::{
+    DType, f32_to_bf16, f32_to_f16,
+    quant::{self, FORMATS},
+};
 
 type Group<'a> = BenchmarkGroup<'a, WallTime>;
 
@@ -92,7 +95,7 @@ fn matmul(c: &mut Criterion) {
         (8, 2048, 6144, false),
         (1, 2048, 151_936, false),
     ];
-    let dtypes = [DType::BF16, DType::F16, DType::F32].into_iter().chain(DType::BLOCKS);
+    let dtypes = [DType::BF16, DType::F16, DType::F32].into_iter().chain(FORMATS);
     for dtype in dtypes {
         for (m, k, n, prompt) in sizes {
             if n > 100_000 && dtype != DType::BF16 {

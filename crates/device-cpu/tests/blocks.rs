@@ -6,7 +6,7 @@ use common::*;
 use proptest::prelude::*;
 use turbospark_device::op::*;
 use turbospark_device::{Device, Pass};
-use turbospark_tensor::{DType, widen_into};
+use turbospark_tensor::{DType, quant::FORMATS, widen_into};
 
 /// A layer without prompt rows; its weight lies `shift` bytes into a buffer.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ impl Case {
 fn cases() -> impl Strategy<Value = Case> {
     let sides = (0usize..5, prop::sample::select(vec![32usize, 64, 96, 256, 512, 1280]));
     (sides, 1usize..10, 1usize..71, 0usize..4, 0u64..1 << 32).prop_map(|((dtype, k), rows, n, shift, seed)| {
-        let dtype = DType::BLOCKS[dtype];
+        let dtype = FORMATS[dtype];
         Case { dtype, rows, k: k.next_multiple_of(dtype.block().elements), n, shift, seed }
     })
 }
@@ -132,7 +132,7 @@ proptest! {
 /// share its rounding, so it takes many rows to see.
 #[test]
 fn rounding_activations_costs_half_a_percent() {
-    for dtype in DType::BLOCKS {
+    for dtype in FORMATS {
         for (k, seed) in [(256, 1), (512, 2), (1280, 3)] {
             let case = Case { dtype, rows: 64, k, n: 20, shift: 0, seed };
             let (exact, size) = case.product(&case.x());
@@ -148,7 +148,7 @@ fn rounding_activations_costs_half_a_percent() {
 /// Blocks of every value that codes and scales can have, signs and extremes among them.
 #[test]
 fn extreme_codes_are_right() {
-    for dtype in DType::BLOCKS {
+    for dtype in FORMATS {
         let case = Case { dtype, rows: 2, k: 512, n: 8, shift: 1, seed: 1 };
         let block = dtype.block();
         for byte in [0x00, 0x7f, 0x80, 0xff] {
@@ -186,7 +186,7 @@ fn extreme_codes_are_right() {
 
 #[test]
 fn what_is_not_finite_stays_so() {
-    for dtype in DType::BLOCKS {
+    for dtype in FORMATS {
         let case = Case { dtype, rows: 2, k: 512, n: 5, shift: 0, seed: 3 };
         for d in rounding_devices().iter().map(|kind| &kind[0]) {
             for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

@@ -6,7 +6,7 @@ use common::*;
 use proptest::prelude::*;
 use turbospark_device::op::*;
 use turbospark_device::{Device, Pass};
-use turbospark_tensor::{AffineForm, DType};
+use turbospark_tensor::{AffineForm, DType, quant::FORMATS};
 
 fn cases() -> ProptestConfig {
     ProptestConfig { cases: 80, failure_persistence: None, ..ProptestConfig::default() }
@@ -86,7 +86,7 @@ proptest! {
         rows in 0usize..20, width in 1usize..4, n in 1usize..70, prompt in 0usize..20, dtype in 0usize..5,
         gated in any::<bool>(), tail in any::<bool>(), seed in 0u64..1 << 32,
     ) {
-        let dtype = DType::BLOCKS[dtype];
+        let dtype = FORMATS[dtype];
         let k = width * dtype.block().elements;
         check(sum_of(k) * if gated { 4.0 * (k as f32).sqrt() } else { 4.0 }, |d| {
             let x = put_f32(d, &random(seed, rows * k));
@@ -165,7 +165,7 @@ proptest! {
         rows in 1usize..20, taps in 1usize..4, width in 1usize..3, weighted in any::<bool>(), accumulate in any::<bool>(),
         dtype in 0usize..5, seed in 0u64..1 << 32,
     ) {
-        let (dtype, m) = (DType::BLOCKS[dtype], 5);
+        let (dtype, m) = (FORMATS[dtype], 5);
         let (n, taps) = (width * dtype.block().elements, if weighted { taps } else { 1 });
         check(1e-6, |d| {
             let table = put_bytes(d, &random_blocks(seed, dtype, m * n));

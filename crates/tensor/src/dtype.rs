@@ -35,11 +35,74 @@ pub enum DType {
     Q5_K,
     /// Blocks of 256: six-bit codes, scales of 16.
     Q6_K,
+    /// Blocks of 32: a scale, a min and four-bit codes.
+    Q4_1,
+    /// Blocks of 32: a scale and five-bit codes.
+    Q5_0,
+    /// Blocks of 32: a scale, a min and five-bit codes.
+    Q5_1,
+    /// Blocks of 256: two-bit codes, scales and mins of 16.
+    Q2_K,
+    /// Blocks of 256: three-bit codes, scales of 16.
+    Q3_K,
+    /// Blocks of 32: a scale and four-bit indices into a curve.
+    IQ4_NL,
+    /// Blocks of 256: four-bit indices into the same curve, scales of 32.
+    IQ4_XS,
+    /// Blocks of 256: 3.44 bits, a grid of fours.
+    IQ3_S,
+    /// Blocks of 256: 3.06 bits, a grid of fours.
+    IQ3_XXS,
+    /// Blocks of 256: 2.56 bits, a grid of eights.
+    IQ2_S,
+    /// Blocks of 256: 2.31 bits, a grid of eights.
+    IQ2_XS,
+    /// Blocks of 256: 2.06 bits, a grid of eights.
+    IQ2_XXS,
+    /// Blocks of 256: 1.75 bits, a ternary grid of eights.
+    IQ1_M,
+    /// Blocks of 256: 1.56 bits, a ternary grid of eights.
+    IQ1_S,
+    /// Blocks of 256: ternary, five to a byte.
+    TQ1_0,
+    /// Blocks of 256: ternary, four to a byte.
+    TQ2_0,
+    /// Blocks of 32: a power of two as scale and four-bit floats (E2M1), as GGUF orders them.
+    MXFP4,
+    /// Signed byte.
+    I8,
+    /// A float of eight bits: sign, four of exponent with bias 7, three of mantissa; no infinity, largest 448.
+    F8_E4M3,
+    /// A power of two: `2^(byte - 127)`; 255 is NaN.
+    F8_E8M0,
 }
 
 impl DType {
     /// The block types.
-    pub const BLOCKS: [DType; 5] = [DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
+    pub const BLOCKS: [DType; 22] = [
+        DType::Q8_0,
+        DType::Q4_0,
+        DType::Q4_K,
+        DType::Q5_K,
+        DType::Q6_K,
+        DType::Q4_1,
+        DType::Q5_0,
+        DType::Q5_1,
+        DType::Q2_K,
+        DType::Q3_K,
+        DType::IQ4_NL,
+        DType::IQ4_XS,
+        DType::IQ3_S,
+        DType::IQ3_XXS,
+        DType::IQ2_S,
+        DType::IQ2_XS,
+        DType::IQ2_XXS,
+        DType::IQ1_M,
+        DType::IQ1_S,
+        DType::TQ1_0,
+        DType::TQ2_0,
+        DType::MXFP4,
+    ];
 
     /// The unit in which elements are stored; for a plain type a single one.
     pub const fn block(self) -> Block {
@@ -47,12 +110,29 @@ impl DType {
             DType::I64 => (1, 8),
             DType::F32 | DType::I32 | DType::U32 => (1, 4),
             DType::F16 | DType::BF16 => (1, 2),
-            DType::U8 => (1, 1),
+            DType::U8 | DType::I8 | DType::F8_E4M3 | DType::F8_E8M0 => (1, 1),
             DType::Q8_0 => (32, 34),
             DType::Q4_0 => (32, 18),
             DType::Q4_K => (256, 144),
             DType::Q5_K => (256, 176),
             DType::Q6_K => (256, 210),
+            DType::Q4_1 => (32, 20),
+            DType::Q5_0 => (32, 22),
+            DType::Q5_1 => (32, 24),
+            DType::Q2_K => (256, 84),
+            DType::Q3_K => (256, 110),
+            DType::IQ4_NL => (32, 18),
+            DType::IQ4_XS => (256, 136),
+            DType::IQ3_S => (256, 110),
+            DType::IQ3_XXS => (256, 98),
+            DType::IQ2_S => (256, 82),
+            DType::IQ2_XS => (256, 74),
+            DType::IQ2_XXS => (256, 66),
+            DType::IQ1_M => (256, 56),
+            DType::IQ1_S => (256, 50),
+            DType::TQ1_0 => (256, 54),
+            DType::TQ2_0 => (256, 66),
+            DType::MXFP4 => (32, 17),
         };
         Block { elements, bytes }
     }
@@ -94,7 +174,9 @@ impl DType {
 
 /// A type name that this build doesn't read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("element type {0:?} is not supported; this build reads F32, F16, BF16, I64, I32, U32 and U8")]
+#[error(
+    "element type {0:?} is not supported; this build reads F32, F16, BF16, F8_E4M3, F8_E8M0, I64, I32, U32, I8 and U8"
+)]
 pub struct UnknownDType(pub String);
 
 impl FromStr for DType {
@@ -110,6 +192,9 @@ impl FromStr for DType {
             "I32" => DType::I32,
             "U32" => DType::U32,
             "U8" => DType::U8,
+            "I8" => DType::I8,
+            "F8_E4M3" => DType::F8_E4M3,
+            "F8_E8M0" => DType::F8_E8M0,
             other => return Err(UnknownDType(other.to_owned())),
         })
     }
@@ -130,6 +215,26 @@ impl fmt::Display for DType {
             DType::Q4_K => "Q4_K",
             DType::Q5_K => "Q5_K",
             DType::Q6_K => "Q6_K",
+            DType::Q4_1 => "Q4_1",
+            DType::Q5_0 => "Q5_0",
+            DType::Q5_1 => "Q5_1",
+            DType::Q2_K => "Q2_K",
+            DType::Q3_K => "Q3_K",
+            DType::IQ4_NL => "IQ4_NL",
+            DType::IQ4_XS => "IQ4_XS",
+            DType::IQ3_S => "IQ3_S",
+            DType::IQ3_XXS => "IQ3_XXS",
+            DType::IQ2_S => "IQ2_S",
+            DType::IQ2_XS => "IQ2_XS",
+            DType::IQ2_XXS => "IQ2_XXS",
+            DType::IQ1_M => "IQ1_M",
+            DType::IQ1_S => "IQ1_S",
+            DType::TQ1_0 => "TQ1_0",
+            DType::TQ2_0 => "TQ2_0",
+            DType::MXFP4 => "MXFP4",
+            DType::I8 => "I8",
+            DType::F8_E4M3 => "F8_E4M3",
+            DType::F8_E8M0 => "F8_E8M0",
         })
     }
 }
@@ -217,9 +322,10 @@ mod tests {
 
     #[test]
     fn names_go_there_and_back() {
-        for d in [DType::F32, DType::F16, DType::BF16, DType::I64, DType::I32, DType::U32, DType::U8] {
+        let all = [DType::F32, DType::F16, DType::BF16, DType::I64, DType::I32, DType::U32, DType::U8, DType::I8];
+        for d in all.into_iter().chain([DType::F8_E4M3, DType::F8_E8M0]) {
             assert_eq!(d.to_string().parse::<DType>().unwrap(), d);
         }
-        assert!("F8_E4M3".parse::<DType>().unwrap_err().to_string().contains("F8_E4M3"));
+        assert!("F4".parse::<DType>().unwrap_err().to_string().contains("F4"));
     }
 }

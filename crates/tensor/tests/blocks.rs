@@ -1,7 +1,7 @@
 //! The block formats against the public implementation.
 
 use proptest::prelude::*;
-use turbospark_tensor::{DType, widen_into};
+use turbospark_tensor::{DType, quant::FORMATS, widen_into};
 
 struct Random(u64);
 
@@ -46,7 +46,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_some_weights(which in 0usize..5, bytes in prop::collection::vec(any::<u8>(), 0..1500)) {
-        let dtype = DType::BLOCKS[which];
+        let dtype = FORMATS[which];
         let block = dtype.block();
         let blocks = bytes.len() / block.bytes;
         let mut out = vec![0.0; blocks * block.elements];
@@ -59,6 +59,6 @@ fn sizes_are_those_of_whole_blocks() {
     assert_eq!(DType::Q4_K.bytes(512), Some(288));
     assert_eq!(DType::Q8_0.bytes(33), None);
     assert_eq!(DType::Q8_0.bytes(usize::MAX - 31), None);
-    assert!(DType::BLOCKS.iter().all(|d| d.is_weight() && d.is_block() && !d.is_float()));
+    assert!(FORMATS.iter().all(|d| d.is_weight() && d.is_block() && !d.is_float()));
     assert!(DType::BF16.is_weight() && !DType::BF16.is_block() && !DType::I32.is_weight());
 }

@@ -1,7 +1,7 @@
 //! The quantisers against the public ones, and on what is no ordinary weight.
 
 use proptest::prelude::*;
-use turbospark_tensor::quant::{QuantError, quantise, quantise_q8_0, requantise};
+use turbospark_tensor::quant::{FORMATS, QuantError, quantise, quantise_q8_0, requantise};
 use turbospark_tensor::{AffineForm, DType, f32_to_bf16, f32_to_f16, widen_into};
 
 struct Random(u64);
@@ -71,7 +71,7 @@ fn the_error_is_no_larger_than_the_public_quantisers() {
         ("shifted", shifted(), [6.744637e-8, 1.723235e-5, 1.030735e-5, 2.613146e-6, 7.570544e-7]),
     ];
     for (name, x, public) in public {
-        for (dtype, public) in DType::BLOCKS.into_iter().zip(public) {
+        for (dtype, public) in FORMATS.into_iter().zip(public) {
             let ours = error(&x, &back(&blocks(&x, dtype), dtype, N));
             println!("{name} {dtype}: {ours:.6e}, {:.3} of the public one", ours / public);
             assert!(ours <= 1.01 * public, "{name} {dtype}: {ours:e}, the public quantiser leaves {public:e}");
@@ -92,7 +92,7 @@ fn q8_0_has_the_bits_of_the_public_one() {
 
 #[test]
 fn what_no_block_holds_is_refused_by_its_place() {
-    for dtype in DType::BLOCKS {
+    for dtype in FORMATS {
         let mut out = vec![0; dtype.bytes(1024).unwrap()];
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = vec![0.5; 1024];
@@ -154,7 +154,7 @@ fn blocks_at_the_edges_stay_near() {
         ("denormal", ramp(1e-41), 1.6e-39),
     ];
     for (name, x, most) in cases {
-        for dtype in DType::BLOCKS {
+        for dtype in FORMATS {
             let y = back(&blocks(&x, dtype), dtype, 256);
             let worst = x.iter().zip(&y).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
             assert!(worst <= most, "{name} {dtype}: off by {worst:e}");
@@ -237,7 +237,7 @@ proptest! {
 
     #[test]
     fn any_floats_are_quantised_or_refused(bits in prop::collection::vec(any::<u32>(), 256), mask in any::<u32>()) {
-        for dtype in DType::BLOCKS {
+        for dtype in FORMATS {
             let x: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b & mask)).collect();
             let mut out = vec![0; dtype.bytes(256).unwrap()];
             if quantise(&x, dtype, &mut out).is_ok() {
@@ -248,7 +248,7 @@ proptest! {
 
     #[test]
     fn threads_change_no_bit(pieces in 1usize..30, threads in 1usize..9, which in 0usize..5, seed in any::<u64>()) {
-        let (dtype, mut r) = (DType::BLOCKS[which], Random(seed));
+        let (dtype, mut r) = (FORMATS[which], Random(seed));
         let n = 256 * pieces;
         let bytes: Vec<u8> = (0..n).flat_map(|_| f32_to_bf16(r.normal() as f32).to_le_bytes()).collect();
         let mut out = vec![0; dtype.bytes(n).unwrap()];

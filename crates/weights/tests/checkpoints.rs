@@ -99,7 +99,7 @@ fn layer() -> Checkpoint {
         ("model.layers.0.q_proj.weight", "BF16", &[8, 4], 2),
         ("model.layers.0.experts.down_proj", "F32", &[2, 3, 4], 4),
         ("model.layers.0.position_ids", "I64", &[4], 8),
-        ("model.layers.0.k_proj.weight", "F8_E4M3", &[8, 4], 1),
+        ("model.layers.0.k_proj.weight", "F8_E5M2", &[8, 4], 1),
         ("model.layers.1.q_proj.weight", "BF16", &[8, 4], 2),
         ("model.layers.1.six", "F32", &[1, 1, 1, 1, 1, 1], 4),
         ("mtp.fc.weight", "F64", &[4, 8], 8),
@@ -125,7 +125,7 @@ fn a_claim_names_both_shapes() {
         ),
         (claims.take("model.layers.7.q_proj.weight", [8, 4]).unwrap_err(), "expected [8, 4] from config.json"),
         (claims.take("model.layers.0.position_ids", [4]).unwrap_err(), "element type I64, expected F32, F16 or BF16"),
-        (claims.take("model.layers.0.k_proj.weight", [8, 4]).unwrap_err(), "element type F8_E4M3 with shape [8, 4]"),
+        (claims.take("model.layers.0.k_proj.weight", [8, 4]).unwrap_err(), "element type F8_E5M2 with shape [8, 4]"),
         (claims.take("model.layers.1.six", [1]).unwrap_err(), "F32 with shape [1, 1, 1, 1, 1, 1]"),
     ];
     for (error, part) in refusals {
@@ -156,7 +156,7 @@ fn a_tensor_that_nobody_claims_is_refused() {
     claims.take("model.layers.0.q_proj.weight", [8, 4]).unwrap();
     let rest = claims.finish(&["mtp."]).unwrap_err().to_string();
     assert!(rest.starts_with("5 tensor(s) are not part of this model: "), "{rest}");
-    for part in ["\"model.layers.0.k_proj.weight\" F8_E4M3 [8, 4]", "\"model.layers.0.position_ids\" I64 [4]"] {
+    for part in ["\"model.layers.0.k_proj.weight\" F8_E5M2 [8, 4]", "\"model.layers.0.position_ids\" I64 [4]"] {
         assert!(rest.contains(part), "{rest}");
     }
     assert!(!rest.contains("mtp.") && !rest.contains("0.q_proj"), "{rest}");

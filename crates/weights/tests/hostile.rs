@@ -53,7 +53,7 @@ fn lying_headers_are_refused_by_name() {
         ("offset of 2^64-1", file(&one("F32", "[1]", &format!("[0,{max}]")), 4), &["\"w\"", "18446744073709551615"]),
         ("length unlike the shape", file(&one("F32", "[2]", "[0,4]"), 4), &["\"w\"", "4 bytes", "8", "F32 [2]"]),
         ("length unlike the type", file(&one("BF16", "[1]", "[0,4]"), 4), &["\"w\"", "4 bytes", "2", "BF16"]),
-        ("length unlike a foreign type", file(&one("F8_E4M3", "[3]", "[0,4]"), 4), &["\"w\"", "3", "F8_E4M3"]),
+        ("length unlike a foreign type", file(&one("F8_E5M2", "[3]", "[0,4]"), 4), &["\"w\"", "3", "F8_E5M2"]),
         ("product above 64 bits", file(&one("F32", &format!("[{max},2]"), "[0,4]"), 4), &["\"w\"", "no size"]),
         ("bytes above 64 bits", file(&one("F32", &format!("[{max}]"), "[0,4]"), 4), &["\"w\"", "no size"]),
         ("product hidden by a zero", file(&one("F32", &format!("[{max},2,0]"), "[0,0]"), 0), &["\"w\"", "no size"]),

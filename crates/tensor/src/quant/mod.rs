@@ -19,6 +19,9 @@ use half::f16;
 
 use crate::{DType, widen_into};
 
+/// The formats that [`quantise`] writes.
+pub const FORMATS: [DType; 5] = [DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
+
 /// Why values can't be quantised.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -59,9 +62,9 @@ impl QuantError {
 /// [`QuantError`], with the element.
 ///
 /// # Panics
-/// When `dtype` is no block type, or `out` is not as long as the values take.
+/// When `dtype` is none of [`FORMATS`], or `out` is not as long as the values take.
 pub fn quantise(values: &[f32], dtype: DType, out: &mut [u8]) -> Result<(), QuantError> {
-    assert!(dtype.is_block(), "{dtype} is no block type");
+    assert!(FORMATS.contains(&dtype), "nothing is quantised to {dtype}");
     assert_eq!(Some(out.len()), dtype.bytes(values.len()), "values and blocks differ in length");
     let block = dtype.block();
     for (i, (x, b)) in values.chunks_exact(block.elements).zip(out.chunks_exact_mut(block.bytes)).enumerate() {
@@ -93,7 +96,7 @@ pub fn quantise(values: &[f32], dtype: DType, out: &mut [u8]) -> Result<(), Quan
 /// When `from` is neither a float nor a block type, or as [`quantise`].
 pub fn requantise(bytes: &[u8], from: DType, dtype: DType, threads: usize, out: &mut [u8]) -> Result<(), QuantError> {
     assert!(from.is_weight(), "{from} is no weight");
-    assert!(dtype.is_block(), "{dtype} is no block type");
+    assert!(FORMATS.contains(&dtype), "nothing is quantised to {dtype}");
     let block = dtype.block();
     assert!(out.len().is_multiple_of(block.bytes), "a part of a block");
     let elements = out.len() / block.bytes * block.elements;
