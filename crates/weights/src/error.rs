@@ -141,6 +141,17 @@ pub enum Error {
         /// Its type.
         dtype: DType,
     },
+    /// A way of quantising that this build doesn't read, or that contradicts itself.
+    #[error("config.json: quantisation: {0}")]
+    Quantisation(String),
+    /// A tensor of a quantised or converted checkpoint that doesn't fit the others, or its configuration.
+    #[error("tensor {name:?}: {problem}")]
+    Reading {
+        /// Name of the tensor as its file has it.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// Tensors that no part of the model uses.
     #[error("{count} tensor(s) are not part of this model: {listed}{}", if *.complete { "" } else { ", ..." })]
     Unclaimed {

@@ -5,13 +5,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde_json::Value;
+
 use crate::{
     Checkpoint, Error, Mapping, Result, WeightFile,
     error::shorten,
     index::{INDEX_NAME, MAX_INDEX_BYTES, ShardIndex},
+    readings,
 };
 
 const SINGLE_NAME: &str = "model.safetensors";
+/// What GPTQ folders had before `config.json` said it.
+const OLDER_QUANTISATION: &str = "quantize_config.json";
 
 /// A text file beside the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -116,8 +121,17 @@ impl Folder {
     }
 
     /// Opens the weights: the file or index that was named, else `model.safetensors`, else the shards of
-    /// `model.safetensors.index.json`, else the only safetensors file there is.
+    /// `model.safetensors.index.json`, else the only safetensors file there is. Tensors that a quantising program
+    /// wrote are found under the published names.
     pub fn checkpoint(&self) -> Result<Checkpoint> {
+        let json = |text: Option<Cow<'static, str>>| text.and_then(|t| serde_json::from_str::<Value>(&t).ok());
+        let config = json(self.text(Sidecar::Config)?);
+        let older = json(self.read_text(OLDER_QUANTISATION, Sidecar::Config.max_bytes())?);
+        self.stored()?.read_as(|table, bytes| readings::read(table, config.as_ref(), older.as_ref(), bytes))
+    }
+
+    /// The weights under the names in their files.
+    fn stored(&self) -> Result<Checkpoint> {
         match self.weights.as_deref() {
             Some(name) if name.ends_with(".json") => return self.sharded(name),
             Some(name) => return Checkpoint::from_files(vec![self.weight_file(name)?]),

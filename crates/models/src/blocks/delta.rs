@@ -69,6 +69,7 @@ pub(crate) fn mix<'a>(
         a: s.a,
         b: s.b,
         a_log: w.a_log.view(),
+        is_rate: w.is_rate,
         dt_bias: w.dt_bias.view(),
         g: s.a,
         beta: s.b,
@@ -87,6 +88,7 @@ pub(crate) fn mix<'a>(
         g: s.a,
         beta: s.b,
         state: state.delta,
+        tiled: w.tiled,
         spans: step.spans,
         out,
     });
