@@ -301,12 +301,7 @@ pub fn widen_into(bytes: &[u8], dtype: DType, out: &mut [f32]) {
                 *o = e8m0_to_f32(b);
             }
         }
-        dtype if dtype.is_block() => {
-            let block = dtype.block();
-            for (o, b) in out.chunks_exact_mut(block.elements).zip(bytes.chunks_exact(block.bytes)) {
-                block::widen_block(dtype, b, o);
-            }
-        }
+        dtype if dtype.is_block() => block::widen_blocks(dtype, bytes, out),
         other => panic!("{other} is an integer, no weight"),
     }
 }
