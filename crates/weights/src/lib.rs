@@ -27,13 +27,14 @@ mod claims;
 mod error;
 mod file;
 mod folder;
+pub mod gguf;
 mod header;
 mod index;
 mod mapping;
 
 pub use checkpoint::{Checkpoint, Entry, FileId, Foreign, Place};
 pub use claims::Claims;
-pub use error::{Error, HeaderError, TensorError};
+pub use error::{Error, HeaderError, MetadataError, SplitError, TensorError};
 pub use file::WeightFile;
 pub use folder::{Folder, Sidecar};
 pub use header::MAX_HEADER_BYTES;
