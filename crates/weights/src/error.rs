@@ -33,7 +33,7 @@ pub enum Error {
         /// Some of their names.
         files: String,
     },
-    /// The header of a safetensors file cannot be trusted as a whole.
+    /// The header of a weight file cannot be trusted as a whole.
     #[error("{file}: {problem}")]
     Header {
         /// Name of the file.
@@ -50,6 +50,24 @@ pub enum Error {
         name: String,
         /// What is wrong.
         problem: TensorError,
+    },
+    /// A key of a GGUF file's metadata that can't be read, or not as what it should be.
+    #[error("{file}: key {key:?}: {problem}")]
+    Metadata {
+        /// Name of the file.
+        file: String,
+        /// The key.
+        key: String,
+        /// What is wrong.
+        problem: MetadataError,
+    },
+    /// The files of a split GGUF model don't belong together.
+    #[error("{file}: {problem}")]
+    Split {
+        /// Name of the file that doesn't fit.
+        file: String,
+        /// What is wrong.
+        problem: SplitError,
     },
     /// One name in two shards.
     #[error("tensor {name:?}: stored twice, in {first} and in {second}")]
@@ -212,7 +230,7 @@ pub enum Error {
     },
 }
 
-/// Why a whole safetensors header is refused.
+/// Why the whole header of a safetensors or GGUF file is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
@@ -240,6 +258,127 @@ pub enum HeaderError {
         covered: u64,
         /// Bytes after the header.
         data: u64,
+    },
+    /// Other first bytes than a GGUF file's.
+    #[error("begins with \"{}\", not with \"GGUF\"; this is not a GGUF file", .0.escape_ascii())]
+    NotGguf([u8; 4]),
+    /// Bytes in the other order.
+    #[error("a big-endian GGUF file is not supported; convert the model again without `--bigendian`")]
+    BigEndian,
+    /// A version of GGUF that this build doesn't read.
+    #[error("GGUF version {0} is not supported, only 2 and 3; convert the model again with a current converter")]
+    GgufVersion(u32),
+    /// Something ends past the file.
+    #[error("{what}: {count} x {size} bytes at offset {offset} end past the file's {file}; it may be cut")]
+    Cut {
+        /// What was read.
+        what: String,
+        /// Where it begins.
+        offset: u64,
+        /// How many items.
+        count: u64,
+        /// Bytes that each has at least.
+        size: u64,
+        /// Length of the file.
+        file: u64,
+    },
+    /// More before the data than any real file has.
+    #[error("{what}: metadata and list of tensors are above the limit of {limit} bytes")]
+    TooLong {
+        /// What was read.
+        what: String,
+        /// The limit.
+        limit: u64,
+    },
+    /// A file that ends with its list of tensors.
+    #[error("the file of {0} bytes ends before the data of its tensors; it may be cut")]
+    NoData(u64),
+}
+
+/// Why a key of a GGUF file's metadata is refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MetadataError {
+    /// The same key twice.
+    #[error("stored twice")]
+    Duplicate,
+    /// An empty key or one longer than the format allows.
+    #[error("the key has {0} bytes")]
+    Name(usize),
+    /// A type of value that the format doesn't define.
+    #[error("unknown type of value {0}")]
+    Type(u32),
+    /// An array of arrays.
+    #[error("an array of arrays is not supported")]
+    Nested,
+    /// A bool that is neither 0 nor 1.
+    #[error("a bool of {0}, expected 0 or 1")]
+    Bool(u8),
+    /// A string that is not UTF-8.
+    #[error("not UTF-8 text ({}byte {offset})", .element.map(|i| format!("element {i}, ")).unwrap_or_default())]
+    NotText {
+        /// Which string of an array.
+        element: Option<u64>,
+        /// Where the first bad byte is.
+        offset: usize,
+    },
+    /// An alignment that the format doesn't allow.
+    #[error("alignment {alignment}, expected a power of two from 8 to {most}")]
+    Alignment {
+        /// What the file says.
+        alignment: u64,
+        /// The largest that is read.
+        most: u64,
+    },
+    /// A value of another type than the key should have.
+    #[error("{is}, expected {expected}")]
+    Wrong {
+        /// Its type, and itself where it is short.
+        is: String,
+        /// What was expected.
+        expected: &'static str,
+    },
+    /// A key that is needed and absent.
+    #[error("missing")]
+    Missing,
+}
+
+/// Why the files of a split GGUF model don't belong together.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SplitError {
+    /// One of several files under a name that doesn't lead to the others.
+    #[error(
+        "is one of {count} files (split.count), but is not named like NAME-00001-of-{count:05}.gguf; give the files \
+         their names back"
+    )]
+    Name {
+        /// How many there are.
+        count: u64,
+    },
+    /// Another number of files than the name or the first file says.
+    #[error("split.count is {key}, expected {expected}")]
+    Count {
+        /// What the file says.
+        key: u64,
+        /// What its name or the named file says.
+        expected: u64,
+    },
+    /// A file of another number than its name says.
+    #[error("split.no is {}, expected {expected}", .key.map_or("missing".to_owned(), |no| no.to_string()))]
+    Number {
+        /// What the file says.
+        key: Option<u64>,
+        /// What its name says, counted from 0.
+        expected: u64,
+    },
+    /// Tensors are missing from the files, or are too many.
+    #[error("the files hold {found} tensors, split.tensors.count is {expected}")]
+    Tensors {
+        /// In all files.
+        found: u64,
+        /// What the first file says.
+        expected: u64,
     },
 }
 
@@ -285,6 +424,45 @@ pub enum TensorError {
         /// The sides.
         shape: Vec<u64>,
     },
+    /// Data that begins inside another tensor's.
+    #[error("data begins at {begin}, inside tensor {other:?}, which ends at {end}")]
+    Overlap {
+        /// First byte, counted from the beginning of the data.
+        begin: u64,
+        /// The other tensor.
+        other: String,
+        /// One past its last byte.
+        end: u64,
+    },
+    /// An offset that the file's alignment rules out.
+    #[error("data begins at {begin}, no multiple of the alignment {alignment}")]
+    Unaligned {
+        /// First byte, counted from the beginning of the data.
+        begin: u64,
+        /// What it should be a multiple of.
+        alignment: u64,
+    },
+    /// More sides than any real tensor has.
+    #[error("{rank} dimensions, at most {most} are read")]
+    Rank {
+        /// How many.
+        rank: u32,
+        /// The limit.
+        most: u32,
+    },
+    /// Rows that end inside a block.
+    #[error("rows of {row} elements are no whole number of {dtype} blocks, which have {block}")]
+    Row {
+        /// The innermost side.
+        row: u64,
+        /// The type.
+        dtype: String,
+        /// Elements of a block.
+        block: u64,
+    },
+    /// A name that is not UTF-8.
+    #[error("the name is not UTF-8 text")]
+    NotText,
     /// The size leaves 64 bits, or is no whole number of bytes.
     #[error("{dtype} {shape:?} has no size in bytes")]
     Size {

@@ -27,6 +27,7 @@ mod claims;
 mod error;
 mod file;
 mod folder;
+pub mod gguf;
 mod header;
 mod index;
 mod mapping;
@@ -35,7 +36,7 @@ mod readings;
 
 pub use checkpoint::{Checkpoint, Conventions, Entry, FileId, Foreign, Place};
 pub use claims::Claims;
-pub use error::{Error, HeaderError, TensorError};
+pub use error::{Error, HeaderError, MetadataError, SplitError, TensorError};
 pub use file::WeightFile;
 pub use folder::{Folder, Sidecar};
 pub use header::MAX_HEADER_BYTES;
