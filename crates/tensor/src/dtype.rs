@@ -3,6 +3,7 @@ use std::{fmt, str::FromStr};
 use half::{bf16, f16};
 
 use crate::block::{self, Block};
+use crate::small_floats::{e4m3_to_f32, e8m0_to_f32, f16_to_f32};
 
 /// How the elements of a tensor are stored. All are little-endian.
 ///
@@ -249,26 +250,29 @@ pub fn f32_to_f16(x: f32) -> u16 {
     f16::from_f32(x).to_bits()
 }
 
-/// One element at `index` of a float type, widened exactly.
+/// One element at `index` of a float type or a byte float, widened exactly.
 ///
 /// # Panics
-/// When `dtype` is no float type or the element lies outside `bytes`: both are invariants of a checked view.
+/// When `dtype` is neither or the element lies outside `bytes`: both are invariants of a checked view.
 pub fn widen_one(bytes: &[u8], dtype: DType, index: usize) -> f32 {
     let at = |n: usize| &bytes[index * n..index * n + n];
     match dtype {
         DType::F32 => f32::from_le_bytes(at(4).try_into().expect("four bytes")),
-        DType::F16 => f16::from_le_bytes(at(2).try_into().expect("two bytes")).to_f32(),
+        DType::F16 => f16_to_f32(u16::from_le_bytes(at(2).try_into().expect("two bytes"))),
         DType::BF16 => bf16::from_le_bytes(at(2).try_into().expect("two bytes")).to_f32(),
+        DType::F8_E4M3 => e4m3_to_f32(bytes[index]),
+        DType::F8_E8M0 => e8m0_to_f32(bytes[index]),
         other => panic!("{other} is no float type"),
     }
 }
 
 /// Widens `bytes` into `out` exactly, blocks by the formulas of [`block`]; `bytes` may be unaligned.
 ///
-/// Any bytes are some weights: a scale that is NaN or infinite spreads over its block and nothing else happens.
+/// Byte floats are taken too. Any bytes are some weights: a scale that is NaN or infinite spreads over its block and
+/// nothing else happens.
 ///
 /// # Panics
-/// When `dtype` is neither a float nor a block type or the lengths disagree.
+/// When `dtype` is an integer or the lengths disagree.
 pub fn widen_into(bytes: &[u8], dtype: DType, out: &mut [f32]) {
     assert_eq!(Some(bytes.len()), dtype.bytes(out.len()), "source and target differ in length");
     match dtype {
@@ -279,7 +283,7 @@ pub fn widen_into(bytes: &[u8], dtype: DType, out: &mut [f32]) {
         }
         DType::F16 => {
             for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                *o = f16::from_le_bytes([b[0], b[1]]).to_f32();
+                *o = f16_to_f32(u16::from_le_bytes([b[0], b[1]]));
             }
         }
         DType::BF16 => {
@@ -287,13 +291,18 @@ pub fn widen_into(bytes: &[u8], dtype: DType, out: &mut [f32]) {
                 *o = bf16::from_le_bytes([b[0], b[1]]).to_f32();
             }
         }
-        dtype if dtype.is_block() => {
-            let block = dtype.block();
-            for (o, b) in out.chunks_exact_mut(block.elements).zip(bytes.chunks_exact(block.bytes)) {
-                block::widen_block(dtype, b, o);
+        DType::F8_E4M3 => {
+            for (o, &b) in out.iter_mut().zip(bytes) {
+                *o = e4m3_to_f32(b);
             }
         }
-        other => panic!("{other} is neither a float nor a block type"),
+        DType::F8_E8M0 => {
+            for (o, &b) in out.iter_mut().zip(bytes) {
+                *o = e8m0_to_f32(b);
+            }
+        }
+        dtype if dtype.is_block() => block::widen_blocks(dtype, bytes, out),
+        other => panic!("{other} is an integer, no weight"),
     }
 }
 

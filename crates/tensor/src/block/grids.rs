@@ -1,0 +1,56 @@
+//! The grids of the `IQ` formats: the fours and eights of values that an index can name.
+//!
+//! They are data: the published formats chose them by looking at many weights, and no formula gives them. Each file
+//! below is one grid as codes of 16 bits, in order, whose two bits (of an eight) or four bits (of a four) say which
+//! of the grid's values comes next, from the low end up. They are unpacked when the crate is compiled.
+
+mod iq1;
+mod iq2_s;
+mod iq2_xs;
+mod iq2_xxs;
+mod iq3_s;
+mod iq3_xxs;
+
+const TERNARY: [i8; 3] = [-1, 0, 1];
+const TWO_BIT: [i8; 3] = [8, 25, 43];
+
+/// Of `IQ1_S` and `IQ1_M`.
+pub(super) static IQ1: [[i8; 8]; 2048] = unpack(&iq1::CODES, &TERNARY);
+pub(super) static IQ2_XXS: [[i8; 8]; 256] = unpack(&iq2_xxs::CODES, &TWO_BIT);
+pub(super) static IQ2_XS: [[i8; 8]; 512] = unpack(&iq2_xs::CODES, &TWO_BIT);
+pub(super) static IQ2_S: [[i8; 8]; 1024] = unpack(&iq2_s::CODES, &TWO_BIT);
+pub(super) static IQ3_XXS: [[i8; 4]; 256] = unpack(&iq3_xxs::CODES, &[4, 12, 20, 28, 36, 44, 52, 62]);
+pub(super) static IQ3_S: [[i8; 4]; 512] = unpack(&iq3_s::CODES, &[1, 3, 5, 7, 9, 11, 13, 15]);
+
+const fn unpack<const W: usize, const N: usize>(codes: &[u16; N], values: &[i8]) -> [[i8; W]; N] {
+    let bits = 16 / W;
+    let mut grid = [[0; W]; N];
+    let mut at = 0;
+    while at < N * W {
+        let (i, k) = (at / W, at % W);
+        grid[i][k] = values[codes[i] as usize >> (k * bits) & ((1 << bits) - 1)];
+        at += 1;
+    }
+    grid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_ascend_so_none_stands_twice() {
+        let grids: [&[u16]; 6] =
+            [&iq1::CODES, &iq2_xxs::CODES, &iq2_xs::CODES, &iq2_s::CODES, &iq3_xxs::CODES, &iq3_s::CODES];
+        assert!(grids.iter().all(|codes| codes.is_sorted_by(|a, b| a < b)));
+    }
+
+    #[test]
+    fn codes_are_read_from_the_low_end() {
+        assert_eq!(iq2_xxs::CODES[1], 0x0002);
+        assert_eq!(IQ2_XXS[1], [43, 8, 8, 8, 8, 8, 8, 8]);
+        assert_eq!(iq3_s::CODES[3], 0x0005);
+        assert_eq!(IQ3_S[3], [11, 1, 1, 1]);
+        assert_eq!(IQ1[2047], [1; 8]);
+    }
+}
