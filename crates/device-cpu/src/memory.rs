@@ -20,7 +20,7 @@ use turbospark_device::{DeviceError, Mapping, View};
 use turbospark_tensor::DType;
 
 use crate::overlap::overlap;
-use crate::simd::stored::{Groups, Vector, Weight};
+use crate::simd::stored::{Scales, Vector, Weight};
 
 /// Alignment of owned memory: a cache line, and the widest vector.
 const ALIGN: usize = 64;
@@ -272,7 +272,7 @@ impl Tensor {
 
     /// As a linear weight.
     pub(crate) fn weight(&self, layout: WeightLayout) -> Weight {
-        Weight { ptr: self.ptr, dtype: self.dtype, layout, stride: self.strides[0], groups: None }
+        Weight { ptr: self.ptr, dtype: self.dtype, layout, stride: self.strides[0], scales: None }
     }
 
     /// As a dense vector.
@@ -378,13 +378,13 @@ impl<'a> Access<'a> {
     ) -> Result<Weight, DeviceError> {
         match w {
             LinearWeight::View(v) => Ok(self.weight(name, v)?.weight(layout)),
-            LinearWeight::Affine(w) => {
+            LinearWeight::Scaled(w) => {
                 let codes = self.weight(name, &w.codes)?.weight(layout);
                 let scales = self.weight(name, &w.scales)?;
-                let biases = self.weight(name, &w.biases)?;
-                let (dtype, form) = (scales.dtype, w.form);
-                let groups = Groups { scales: scales.first(), biases: biases.first(), dtype, form };
-                Ok(Weight { groups: Some(groups), ..codes })
+                let biases = w.biases.as_ref().map(|b| self.weight(name, b)).transpose()?.map(|b| b.first());
+                let (first, dtype, stride) = (scales.first(), scales.dtype, scales.dim(1));
+                let scales = Scales { first, biases, dtype, stride, form: w.form };
+                Ok(Weight { scales: Some(scales), ..codes })
             }
         }
     }

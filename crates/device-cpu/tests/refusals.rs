@@ -8,7 +8,7 @@ use common::*;
 use turbospark_device::op::*;
 use turbospark_device::{Device, DeviceError, Pass, ReferenceDevice, Span};
 use turbospark_device_cpu::{CpuDevice, CpuOptions, Isa};
-use turbospark_tensor::{AffineForm, DType};
+use turbospark_tensor::{Code, DType, ScaledForm};
 
 fn cpu() -> CpuDevice {
     CpuDevice::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap()
@@ -60,40 +60,52 @@ fn blocks_are_taken_by_linear_layers_and_tables_only_and_as_whole_rows() {
 }
 
 #[test]
-fn affine_groups_that_do_not_fit_each_other_are_refused() {
+fn codes_and_scales_that_do_not_fit_each_other_are_refused() {
     let d = &cpu();
     let b = put_f32(d, &[0.0; 4096]);
     let view = |dtype, dims: &[usize]| b.view(0, dtype, turbospark_tensor::Shape::new(dims));
     let (x, out) = (b.view(12000, DType::F32, [1, 128]), b.view(14000, DType::F32, [1, 4]));
-    let good = AffineWeight {
+    let good = ScaledWeight {
         codes: view(DType::U32, &[4, 16]),
         scales: view(DType::BF16, &[4, 2]),
-        biases: view(DType::BF16, &[4, 2]),
-        form: AffineForm::new(4, 64).unwrap(),
+        biases: Some(view(DType::BF16, &[4, 2])),
+        form: ScaledForm::new(Code::Unsigned(4), 64, 1).unwrap(),
     };
+    let bytes = ScaledWeight { codes: view(DType::U8, &[4, 16]), ..good };
     let cases = [
         (
-            AffineWeight { codes: view(DType::U32, &[4, 32]), ..good },
+            ScaledWeight { codes: view(DType::U32, &[4, 32]), ..good },
             "weight codes has shape [4, 32], expected [4, 16]",
         ),
-        (AffineWeight { codes: view(DType::I32, &[4, 16]), ..good }, "weight codes are I32, expected U32"),
+        (bytes, "weight codes has shape [4, 16], expected [4, 64]"),
         (
-            AffineWeight { biases: view(DType::BF16, &[4, 4]), ..good },
+            ScaledWeight { codes: view(DType::F16, &[4, 16]), ..good },
+            "weight codes are F16, expected U32, I32, U8, I8 or F8_E4M3",
+        ),
+        (
+            ScaledWeight { biases: Some(view(DType::BF16, &[4, 4])), ..good },
             "weight biases has shape [4, 4], expected [4, 2]",
         ),
-        (AffineWeight { biases: view(DType::F16, &[4, 2]), ..good }, "weight scales are BF16, its biases F16"),
-        (AffineWeight { scales: view(DType::U8, &[4, 2]), ..good }, "weight scales is U8, expected a float type"),
+        (ScaledWeight { biases: Some(view(DType::F16, &[4, 2])), ..good }, "weight scales are BF16, its biases F16"),
+        (
+            ScaledWeight { scales: view(DType::U8, &[4, 2]), ..good },
+            "weight scales are U8, expected a float type, F8_E8M0 or F8_E4M3",
+        ),
+        (
+            ScaledWeight { scales: view(DType::F8_E8M0, &[4, 2]), biases: Some(view(DType::F8_E8M0, &[4, 2])), ..good },
+            "weight biases is F8_E8M0, expected a float type",
+        ),
+        (
+            ScaledWeight { form: ScaledForm::new(Code::Unsigned(4), 64, 128).unwrap(), ..good },
+            "weight scales has shape [4, 2], expected [1, 2]",
+        ),
     ];
     for (weight, expected) in cases {
         let said = message(d, |pass| pass.matmul(Matmul::new(x, weight, out)));
         assert!(said.contains("Matmul") && said.contains(expected), "{said}");
     }
     let said = message(d, |pass| pass.matmul(Matmul { layout: WeightLayout::InOut, ..Matmul::new(x, good, out) }));
-    assert!(said.contains("weight is in affine groups in [in, out]"), "{said}");
-    let narrow = b.view(12000, DType::F32, [1, 96]);
-    let said = message(d, |pass| pass.matmul(Matmul::new(narrow, good, out)));
-    assert!(said.contains("rows of 96 are no whole groups of 64"), "{said}");
-    assert!(AffineForm::new(3, 64).is_none() && AffineForm::new(4, 16).is_none());
+    assert!(said.contains("weight has scales of its own in [in, out]"), "{said}");
 }
 
 #[test]

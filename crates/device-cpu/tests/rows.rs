@@ -6,7 +6,7 @@ use common::*;
 use proptest::prelude::*;
 use turbospark_device::op::*;
 use turbospark_device::{Device, Pass};
-use turbospark_tensor::{AffineForm, DType, quant::FORMATS};
+use turbospark_tensor::{DType, quant::FORMATS};
 
 fn cases() -> ProptestConfig {
     ProptestConfig { cases: 80, failure_persistence: None, ..ProptestConfig::default() }
@@ -111,52 +111,6 @@ proptest! {
                 }
             });
             vec![get(d, &out)]
-        });
-    }
-
-    #[test]
-    fn affine_groups_agree(
-        rows in 0usize..20, width in 1usize..5, n in 1usize..70, prompt in 0usize..20, bits in 0usize..2, group in 0usize..3,
-        scales in 0usize..3, gated in any::<bool>(), seed in 0u64..1 << 32,
-    ) {
-        let form = AffineForm::new([4, 8][bits], [32, 64, 128][group]).unwrap();
-        let (k, dtype) = (width * form.group(), float(scales));
-        check(sum_of(k) * if gated { 4.0 * (k as f32).sqrt() } else { 4.0 }, |d| {
-            let x = put_f32(d, &random(seed, rows * k));
-            let codes = random(seed + 1, 8 * n * form.words(k)).iter().map(|x| (x * 128.0) as i8 as u8).collect::<Vec<u8>>();
-            let codes = put_bytes(d, &codes);
-            let most = 1.0 / form.top() as f32;
-            let scale: Vec<f32> = random(seed + 2, 2 * n * k / form.group()).iter().map(|x| x * most).collect();
-            let scale = put(d, dtype, &scale);
-            let bias = put(d, dtype, &random(seed + 3, 2 * n * k / form.group()));
-            let sides = [2 * n, k / form.group()];
-            let both = LinearWeight::from(AffineWeight {
-                codes: codes.view(0, DType::U32, [2 * n, form.words(k)]),
-                scales: scale.view(0, dtype, sides),
-                biases: bias.view(0, dtype, sides),
-                form,
-            });
-            let out = put_f32(d, &vec![0.0; rows * n]);
-            let picked = put_f32(d, &vec![0.0; 3 * k]);
-            let index = put_i32(d, &[0, -1, 2 * n as i32 - 1]);
-            let (gate, up, prompt_rows) = (both.rows(0..n), both.rows(n..2 * n), prompt.min(rows));
-            let (x, out_view) = (x.view(0, DType::F32, [rows, k]), out.view(0, DType::F32, [rows, n]));
-            submit(d, |pass| {
-                if gated {
-                    let layout = WeightLayout::OutIn;
-                    pass.gated_matmul(GatedMatmul { x, gate, up, layout, out: out_view, prompt_rows });
-                } else {
-                    pass.matmul(Matmul { prompt_rows, ..Matmul::new(x, up, out_view) });
-                }
-                pass.gather(Gather {
-                    table: both,
-                    index: index.view(0, DType::I32, [3]),
-                    weights: None,
-                    out: picked.view(0, DType::F32, [3, k]),
-                    accumulate: false,
-                });
-            });
-            vec![get(d, &out), get(d, &picked)]
         });
     }
 

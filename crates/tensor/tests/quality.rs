@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use turbospark_tensor::quant::{FORMATS, QuantError, quantise, quantise_q8_0, requantise};
-use turbospark_tensor::{AffineForm, DType, f32_to_bf16, f32_to_f16, widen_into};
+use turbospark_tensor::{Code, DType, ScaledForm, f32_to_bf16, f32_to_f16, widen_into};
 
 struct Random(u64);
 
@@ -176,15 +176,20 @@ fn public_affine(x: &[f32], top: f32, round: impl Fn(f32) -> f32) -> Vec<f32> {
 #[test]
 fn affine_groups_leave_no_more_error_than_the_public_rule() {
     for (name, x) in [("normal", normal()), ("heavy", heavy()), ("shifted", shifted())] {
-        for (bits, group, dtype) in
-            [(4, 32, DType::BF16), (4, 64, DType::F16), (8, 64, DType::BF16), (8, 128, DType::F32)]
-        {
-            let form = AffineForm::new(bits, group).unwrap();
+        for (bits, group, dtype) in [
+            (3, 64, DType::BF16),
+            (4, 32, DType::BF16),
+            (4, 64, DType::F16),
+            (6, 128, DType::F16),
+            (8, 64, DType::BF16),
+            (8, 128, DType::F32),
+        ] {
+            let form = ScaledForm::new(Code::Unsigned(bits), group, 1).unwrap();
             let n = N / group * dtype.size();
-            let (mut codes, mut scales, mut biases) = (vec![0; 4 * form.words(N)], vec![0; n], vec![0; n]);
+            let (mut codes, mut scales, mut biases) = (vec![0; form.bytes(N)], vec![0; n], vec![0; n]);
             form.quantise(&x, dtype, &mut codes, &mut scales, &mut biases).unwrap();
             let mut y = vec![0.0; N];
-            form.widen_into(&codes, &scales, &biases, dtype, &mut y);
+            form.widen_row(&codes, &scales, Some(&biases), dtype, &mut y);
             let round = |v: f32| {
                 let mut out = [0.0];
                 let bytes = match dtype {
@@ -195,7 +200,8 @@ fn affine_groups_leave_no_more_error_than_the_public_rule() {
                 widen_into(&bytes, dtype, &mut out);
                 out[0]
             };
-            let theirs: Vec<f32> = x.chunks(group).flat_map(|x| public_affine(x, form.top() as f32, round)).collect();
+            let theirs: Vec<f32> =
+                x.chunks(group).flat_map(|x| public_affine(x, ((1 << bits) - 1) as f32, round)).collect();
             let (ours, public) = (error(&x, &y), error(&x, &theirs));
             println!("{name} {bits} bit, {group}, {dtype}: {ours:.6e}, {:.3} of the public rule", ours / public);
             assert!(
@@ -208,13 +214,13 @@ fn affine_groups_leave_no_more_error_than_the_public_rule() {
 
 #[test]
 fn affine_groups_at_the_edges() {
-    let form = AffineForm::new(4, 32).unwrap();
+    let form = ScaledForm::new(Code::Unsigned(4), 32, 1).unwrap();
     let run = |x: &[f32], dtype: DType| {
         let n = x.len() / 32 * dtype.size();
-        let (mut codes, mut scales, mut biases) = (vec![0; 4 * form.words(x.len())], vec![0; n], vec![0; n]);
+        let (mut codes, mut scales, mut biases) = (vec![0; form.bytes(x.len())], vec![0; n], vec![0; n]);
         form.quantise(x, dtype, &mut codes, &mut scales, &mut biases)?;
         let mut y = vec![0.0; x.len()];
-        form.widen_into(&codes, &scales, &biases, dtype, &mut y);
+        form.widen_row(&codes, &scales, Some(&biases), dtype, &mut y);
         Ok::<_, QuantError>(y)
     };
     assert_eq!(run(&[0.0; 64], DType::BF16).unwrap(), [0.0; 64]);
@@ -228,7 +234,7 @@ fn affine_groups_at_the_edges() {
     // By hand: codes 0, 1, 2, .. in the low bits first.
     let codes: Vec<u8> = (0..16u8).map(|i| (2 * i % 16) | (((2 * i + 1) % 16) << 4)).collect();
     let mut y = vec![0.0; 32];
-    form.widen_into(&codes, &(-0.5f32).to_le_bytes(), &3f32.to_le_bytes(), DType::F32, &mut y);
+    form.widen_row(&codes, &(-0.5f32).to_le_bytes(), Some(&3f32.to_le_bytes()), DType::F32, &mut y);
     assert!(y.iter().enumerate().all(|(i, &v)| v == 3.0 - 0.5 * (i % 16) as f32));
 }
 

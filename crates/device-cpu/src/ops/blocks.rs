@@ -1,6 +1,6 @@
 //! Which kernel takes a linear layer, by the kind of its rows and the form of its weights.
 //!
-//! Weights in affine groups, and a gated layer of which one weight is quantised and the other plain, are decoded some
+//! Weights with scales apart, and a gated layer of which one weight is quantised and the other plain, are decoded some
 //! outputs at a time, on weights dequantised to f32.
 
 use std::ops::Range;
@@ -98,5 +98,5 @@ unsafe fn widened(engine: &Engine, w: &Weight, first: usize, rows: usize, k: usi
     }
     engine.split(rows, 4 * k, |rows| engine.kernels.run(Widen { w, first, rows, k, out }));
     let (ptr, dtype) = (out.at(0).cast_const().cast(), DType::F32);
-    Weight { ptr, dtype, layout: w.layout, stride: k, groups: None }
+    Weight { ptr, dtype, layout: w.layout, stride: k, scales: None }
 }

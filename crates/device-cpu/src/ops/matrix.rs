@@ -146,7 +146,7 @@ unsafe fn pack_panel<U: Unit>(u: U, w: &Weight, col: usize, n: usize, k: usize, 
 /// [`pack_panel`] for quantised weights: a few steps of all columns at a time, dequantised in the first cache.
 ///
 /// # Safety
-/// As [`pack_panel`]; `steps` begins at a multiple of [`DEQUANTISED`] and ends at one of 32, the end of a row.
+/// As [`pack_panel`]; `steps` begins at a multiple of [`DEQUANTISED`] and ends at the end of a row, or at such a multiple.
 #[inline(always)]
 unsafe fn pack_blocks<U: Unit>(
     u: U,
@@ -173,7 +173,7 @@ unsafe fn pack_blocks<U: Unit>(
     }
 }
 
-/// Steps of a sum that are dequantised at a time; divides every `K_BLOCK`, and is a whole number of groups.
+/// Steps of a sum that are dequantised at a time; divides every `K_BLOCK`.
 const DEQUANTISED: usize = 128;
 
 /// Some panels times some row tiles.

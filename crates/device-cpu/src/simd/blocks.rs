@@ -79,7 +79,7 @@ unsafe fn supers<const N: usize>(
 
 /// Widens f16. In integers: a loop must not call out.
 #[inline(always)]
-fn half(low: u8, high: u8) -> f32 {
+pub(super) fn half(low: u8, high: u8) -> f32 {
     let bits = u32::from(low) | u32::from(high) << 8;
     let (sign, rest) = ((bits & 0x8000) << 16, bits & 0x7fff);
     // Exponents count from 15 and not from 127; subnormals come out right, infinity and NaN need theirs.

@@ -10,6 +10,7 @@ pub(crate) mod blocks;
 pub(crate) mod bytes;
 pub(crate) mod math;
 pub(crate) mod portable;
+pub(crate) mod scaled;
 pub(crate) mod stored;
 pub(crate) mod tile;
 pub(crate) mod unit;

@@ -1,7 +1,7 @@
 //! Stored element types, widened exactly as they are loaded.
 
 use turbospark_device::op::WeightLayout;
-use turbospark_tensor::{AffineForm, DType};
+use turbospark_tensor::{DType, ScaledForm};
 
 use super::Simd;
 
@@ -134,61 +134,62 @@ pub(crate) use with_stored;
 pub(crate) struct Weight {
     /// First byte; any alignment.
     pub ptr: *const u8,
-    /// A float type, or a block type with rows of whole blocks.
+    /// A float type, or a block type with rows of whole blocks; of a weight with scales apart that of its codes.
     pub dtype: DType,
     /// Which of the two axes lies outermost.
     pub layout: WeightLayout,
-    /// Elements from one index of the outer axis to the next; of affine groups u32 words.
+    /// Elements of `dtype` from one index of the outer axis to the next.
     pub stride: usize,
-    /// Of a weight in affine groups, whose `dtype` is then U32.
-    pub groups: Option<Groups>,
+    /// Of a weight whose scales lie apart.
+    pub scales: Option<Scales>,
 }
 
-/// Scales and biases of a weight in affine groups.
+/// Scales and biases that lie apart from the codes; dense.
 #[derive(Clone, Copy)]
-pub(crate) struct Groups {
+pub(crate) struct Scales {
     /// First byte; any alignment.
-    pub scales: *const u8,
-    /// As `scales`.
-    pub biases: *const u8,
-    /// A float type.
+    pub first: *const u8,
+    /// As `first`, for biases.
+    pub biases: Option<*const u8>,
+    /// A float type, F8_E8M0 or F8_E4M3.
     pub dtype: DType,
-    /// Bits and elements.
-    pub form: AffineForm,
+    /// Scales of a row.
+    pub stride: usize,
+    /// What codes stand for, and how many elements share a scale.
+    pub form: ScaledForm,
 }
 
 impl Weight {
     /// Whether its rows are dequantised before a kernel of plain weights may take them.
     pub(crate) fn is_quantised(&self) -> bool {
-        self.dtype.is_block() || self.groups.is_some()
+        self.dtype.is_block() || self.scales.is_some()
     }
 
     /// Dequantises elements `first..first + out.len()` of row `r` of a quantised `[n, k]` weight exactly.
     ///
     /// # Safety
-    /// The row has these elements; both ends are multiples of 32 and of the length of a group.
+    /// The row has these elements; both ends are multiples of 32, or the second is the end of the row.
     #[inline(always)]
     pub(crate) unsafe fn dequantise<S: Simd>(&self, s: S, r: usize, first: usize, out: &mut [f32]) {
         let bytes = |elements: usize| self.dtype.bytes(elements).expect("checked: rows of whole blocks");
         let row = self.ptr.wrapping_add(bytes(r * self.stride));
-        let Some(g) = self.groups else {
-            // SAFETY: the caller's promise; rows of whole blocks.
-            return unsafe { super::blocks::dequantise(s, self.dtype, row, first, out.len(), out.as_mut_ptr()) };
-        };
-        // Codes, and bytes of scales, of so many elements.
-        let codes = |elements: usize| elements * g.form.bits() / 8;
-        let groups = |elements: usize| elements / g.form.group() * g.dtype.size();
-        let k = 8 * 4 * self.stride / g.form.bits();
-        let at = groups(r * k + first);
-        // SAFETY: the caller's promise; scales and biases are dense.
-        let (codes, scales, biases) = unsafe {
-            (
-                std::slice::from_raw_parts(row.wrapping_add(codes(first)), codes(out.len())),
-                std::slice::from_raw_parts(g.scales.wrapping_add(at), groups(out.len())),
-                std::slice::from_raw_parts(g.biases.wrapping_add(at), groups(out.len())),
-            )
-        };
-        g.form.widen_into(codes, scales, biases, g.dtype, out);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match &self.scales {
+                None => super::blocks::dequantise(s, self.dtype, row, first, out.len(), out.as_mut_ptr()),
+                Some(scales) => super::scaled::dequantise(s, scales.row(row, r), first, out),
+            }
+        }
+    }
+}
+
+impl Scales {
+    /// Row `r`, whose codes are at `codes`.
+    #[inline(always)]
+    pub(crate) fn row(&self, codes: *const u8, r: usize) -> super::scaled::Row {
+        let at = r / self.form.rows() * self.stride * self.dtype.size();
+        let (scales, biases) = (self.first.wrapping_add(at), self.biases.map(|b| b.wrapping_add(at)));
+        super::scaled::Row { codes, scales, biases, dtype: self.dtype, form: self.form }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Moving rows, and the gates that touch each element once.
 
 use super::check::{Checked, apart, dense, f32s, i32s, rank, require, sides};
-use super::dense::{LinearWeight, affine};
+use super::dense::{LinearWeight, scaled};
 use crate::View;
 
 /// `out[r] (+)= sum over taps t of weights[r, t] * table[index[r, t]]`.
@@ -11,7 +11,7 @@ use crate::View;
 /// error of the caller, which validates ids when a prompt is built.
 #[derive(Clone, Copy, Debug)]
 pub struct Gather<'a> {
-    /// `[m, n]`, any float or block type, or affine groups.
+    /// `[m, n]`, any float or block type, or codes with scales apart.
     pub table: LinearWeight<'a>,
     /// i32 `[rows]`, or `[rows, taps]` with weights.
     pub index: View<'a>,
@@ -30,7 +30,7 @@ impl Gather<'_> {
         let (rows, n) = (self.out.dim(0), self.out.dim(1));
         match &self.table {
             LinearWeight::View(table) => super::check::rows("table", table, &[table.dim(0), n])?,
-            LinearWeight::Affine(table) => affine("table", table, table.codes.dim(0), n)?,
+            LinearWeight::Scaled(table) => scaled("table", table, table.codes.dim(0), n)?,
         }
         f32s("out", &self.out, &[rows, n])?;
         self.table.views().try_for_each(|v| apart("table", v, "out", &self.out))?;

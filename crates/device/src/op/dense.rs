@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use turbospark_tensor::{AffineForm, DType};
+use turbospark_tensor::{DType, ScaledForm};
 
 use super::check::{Checked, apart, dense, f32s, rank, require, rows as weight_rows, sides, weight};
 use crate::View;
@@ -17,27 +17,47 @@ pub enum WeightLayout {
     InOut,
 }
 
-/// A linear weight or a table, in one tensor or in affine groups.
+/// A linear weight or a table, in one tensor or as codes and scales apart.
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::large_enum_variant, reason = "copied a few times a recorded op, and never stored in numbers")]
 pub enum LinearWeight<'a> {
     /// A float or block type.
     View(View<'a>),
-    /// Codes, scales and biases.
-    Affine(AffineWeight<'a>),
+    /// Codes, scales and perhaps biases.
+    Scaled(ScaledWeight<'a>),
 }
 
-/// `[out, in]` weights in affine groups along `in`: `w = scale q + bias`.
+/// `[out, in]` weights whose scales lie in a tensor of their own: `w = value(code) scale + bias`.
 #[derive(Clone, Copy, Debug)]
-pub struct AffineWeight<'a> {
-    /// u32 `[out, form.words(in)]`, dense; the first code in the low bits.
+pub struct ScaledWeight<'a> {
+    /// `[out, bytes]`, dense, of any integer type of one or four bytes, or F8_E4M3: `form.bytes(in)` in whole elements.
+    /// Whatever the type, it holds bytes.
     pub codes: View<'a>,
-    /// `[out, in / form.group()]`, dense, any float type.
+    /// `form.grid(out, in)`, dense: a float type, F8_E8M0 or F8_E4M3.
     pub scales: View<'a>,
-    /// As `scales`.
-    pub biases: View<'a>,
-    /// Bits of a code, elements of a group.
-    pub form: AffineForm,
+    /// As `scales`, of a float type.
+    pub biases: Option<View<'a>>,
+    /// What a code stands for, and how many elements share a scale.
+    pub form: ScaledForm,
+}
+
+impl<'a> ScaledWeight<'a> {
+    /// Outputs `range` only.
+    ///
+    /// # Panics
+    /// When the range leaves the axis, or begins among outputs that share a scale with others, unless all do.
+    pub fn rows(self, range: Range<usize>) -> Self {
+        let shared = self.form.rows();
+        let of = |v: View<'a>| {
+            if range.is_empty() || v.dim(0) == 1 {
+                return v.rows(0..1.min(range.len()));
+            }
+            assert!(range.start.is_multiple_of(shared), "{range:?} starts among {shared} outputs that share a scale");
+            v.rows(range.start / shared..range.end.div_ceil(shared))
+        };
+        let (scales, biases) = (of(self.scales), self.biases.map(of));
+        ScaledWeight { codes: self.codes.rows(range), scales, biases, ..self }
+    }
 }
 
 impl<'a> From<View<'a>> for LinearWeight<'a> {
@@ -46,9 +66,9 @@ impl<'a> From<View<'a>> for LinearWeight<'a> {
     }
 }
 
-impl<'a> From<AffineWeight<'a>> for LinearWeight<'a> {
-    fn from(weight: AffineWeight<'a>) -> Self {
-        LinearWeight::Affine(weight)
+impl<'a> From<ScaledWeight<'a>> for LinearWeight<'a> {
+    fn from(weight: ScaledWeight<'a>) -> Self {
+        LinearWeight::Scaled(weight)
     }
 }
 
@@ -56,17 +76,11 @@ impl<'a> LinearWeight<'a> {
     /// Indices `range` of the outermost axis only.
     ///
     /// # Panics
-    /// When the range leaves the axis.
+    /// When the range leaves the axis, or as [`ScaledWeight::rows`].
     pub fn rows(self, range: Range<usize>) -> Self {
         match self {
             LinearWeight::View(v) => v.rows(range).into(),
-            LinearWeight::Affine(w) => AffineWeight {
-                codes: w.codes.rows(range.clone()),
-                scales: w.scales.rows(range.clone()),
-                biases: w.biases.rows(range),
-                ..w
-            }
-            .into(),
+            LinearWeight::Scaled(w) => w.rows(range).into(),
         }
     }
 
@@ -74,7 +88,7 @@ impl<'a> LinearWeight<'a> {
     pub fn views(&self) -> impl Iterator<Item = &View<'a>> {
         match self {
             LinearWeight::View(v) => [Some(v), None, None],
-            LinearWeight::Affine(w) => [Some(&w.codes), Some(&w.scales), Some(&w.biases)],
+            LinearWeight::Scaled(w) => [Some(&w.codes), Some(&w.scales), w.biases.as_ref()],
         }
         .into_iter()
         .flatten()
@@ -100,7 +114,7 @@ pub enum Activation {
 pub struct Matmul<'a> {
     /// f32 `[rows, k]`.
     pub x: View<'a>,
-    /// `[n, k]`, or `[k, n]` by `layout`; a block type as `[n, k]` only.
+    /// `[n, k]`, or `[k, n]` by `layout`; a block type, or scales apart, as `[n, k]` only.
     pub weight: LinearWeight<'a>,
     /// How the weight is stored.
     pub layout: WeightLayout,
@@ -148,11 +162,11 @@ impl<'a> Matmul<'a> {
 pub(super) fn linear(name: &str, w: &LinearWeight<'_>, layout: WeightLayout, n: usize, k: usize) -> Checked {
     let w = match w {
         LinearWeight::View(w) => w,
-        LinearWeight::Affine(w) => {
+        LinearWeight::Scaled(w) => {
             require(layout == WeightLayout::OutIn, || {
-                format!("{name} is in affine groups in [in, out], expected [out, in]")
+                format!("{name} has scales of its own in [in, out], expected [out, in]")
             })?;
-            return affine(name, w, n, k);
+            return scaled(name, w, n, k);
         }
     };
     match layout {
@@ -166,15 +180,21 @@ pub(super) fn linear(name: &str, w: &LinearWeight<'_>, layout: WeightLayout, n: 
     }
 }
 
-pub(super) fn affine(name: &str, w: &AffineWeight<'_>, n: usize, k: usize) -> Checked {
-    let (group, codes) = (w.form.group(), &w.codes);
-    require(k.is_multiple_of(group), || format!("{name}: rows of {k} are no whole groups of {group}"))?;
-    require(codes.dtype() == DType::U32, || format!("{name} codes are {}, expected U32", codes.dtype()))?;
-    sides(&format!("{name} codes"), codes, &[n, w.form.words(k)])?;
-    dense(&format!("{name} codes"), codes)?;
-    weight(&format!("{name} scales"), &w.scales, &[n, k / group])?;
-    weight(&format!("{name} biases"), &w.biases, &[n, k / group])?;
-    let (scales, biases) = (w.scales.dtype(), w.biases.dtype());
+pub(super) fn scaled(name: &str, w: &ScaledWeight<'_>, n: usize, k: usize) -> Checked {
+    let (form, codes, scales) = (w.form, &w.codes, &w.scales);
+    let bytes = matches!(codes.dtype(), DType::U32 | DType::I32 | DType::U8 | DType::I8 | DType::F8_E4M3);
+    require(bytes, || format!("{name} codes are {}, expected U32, I32, U8, I8 or F8_E4M3", codes.dtype()))?;
+    let codes_name = format!("{name} codes");
+    sides(&codes_name, codes, &[n, form.bytes(k).div_ceil(codes.dtype().size())])?;
+    dense(&codes_name, codes)?;
+    let known = ScaledForm::takes(scales.dtype());
+    require(known, || format!("{name} scales are {}, expected a float type, F8_E8M0 or F8_E4M3", scales.dtype()))?;
+    let (scales_name, grid) = (format!("{name} scales"), form.grid(n, k));
+    sides(&scales_name, scales, &grid)?;
+    dense(&scales_name, scales)?;
+    let Some(biases) = &w.biases else { return Ok(()) };
+    weight(&format!("{name} biases"), biases, &grid)?;
+    let (scales, biases) = (scales.dtype(), biases.dtype());
     require(scales == biases, || format!("{name} scales are {scales}, its biases {biases}"))
 }
 
@@ -187,7 +207,7 @@ pub(super) fn prompt_rows(prompt: usize, rows: usize) -> Checked {
 pub struct GatedMatmul<'a> {
     /// f32 `[rows, k]`.
     pub x: View<'a>,
-    /// `G`: `[n, k]`, or `[k, n]` by `layout`; a block type as `[n, k]` only.
+    /// `G`: `[n, k]`, or `[k, n]` by `layout`; a block type, or scales apart, as `[n, k]` only.
     pub gate: LinearWeight<'a>,
     /// `U`, as `gate`.
     pub up: LinearWeight<'a>,

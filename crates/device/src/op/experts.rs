@@ -37,7 +37,7 @@ impl Router<'_> {
 /// One expert's weights, `down(silu(gate x) * up x)`.
 #[derive(Clone, Copy, Debug)]
 pub struct Expert<'a> {
-    /// `[I, H]`, or `[H, I]` by `layout`; a block type as `[I, H]` only.
+    /// `[I, H]`, or `[H, I]` by `layout`; a block type, or scales apart, as `[I, H]` only.
     pub gate: LinearWeight<'a>,
     /// As `gate`.
     pub up: LinearWeight<'a>,

@@ -2,7 +2,7 @@
 //!
 //! Shapes are written outermost first. Activations are f32; weights may be any float type unless an op says
 //! otherwise, and the `[out, in]` weights of linear layers and the tables of gathers any block
-//! type or affine groups too. An `out` may be the same view as an input only where the op says so.
+//! type, or codes with scales apart, too. An `out` may be the same view as an input only where the op says so.
 
 mod check;
 mod data;
@@ -14,7 +14,7 @@ mod norm;
 
 pub use data::{Copy, Gather, SigmoidGate, Zero};
 pub use delta::{CausalConv, DeltaGates, DeltaScan};
-pub use dense::{Activation, AffineWeight, GatedMatmul, LinearWeight, Matmul, WeightLayout};
+pub use dense::{Activation, GatedMatmul, LinearWeight, Matmul, ScaledWeight, WeightLayout};
 pub use experts::{Expert, ExpertSource, Experts, Router, UseExpert};
 pub use mix::{Attention, PagedAttention, Rope, Snapshot, Span, StoreKv};
 pub use norm::{LayerNorm, RmsNorm};

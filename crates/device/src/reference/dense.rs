@@ -49,7 +49,7 @@ pub fn activate(kind: Option<Activation>, x: f64) -> f64 {
 }
 
 pub(super) fn gather(op: &Gather<'_>) -> Done {
-    let (table, index) = (load_weight(&op.table)?, load_i32(&op.index)?);
+    let (table, index) = (load_weight(&op.table, op.out.dim(1))?, load_i32(&op.index)?);
     let weights = load_some(&op.weights)?;
     let n = op.out.dim(1);
     let m = table.len().checked_div(n).unwrap_or(0);
@@ -85,7 +85,7 @@ fn product(
     weight: &LinearWeight<'_>,
     layout: WeightLayout,
 ) -> Result<(Vec<f64>, usize), DeviceError> {
-    let w = load_weight(weight)?;
+    let w = load_weight(weight, k)?;
     let n = w.len().checked_div(k).unwrap_or(0);
     let at = |o: usize, i: usize| if layout == WeightLayout::OutIn { w[o * k + i] } else { w[i * n + o] };
     let rows = x.len().checked_div(k).unwrap_or(0);

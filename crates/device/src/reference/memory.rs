@@ -75,15 +75,23 @@ pub(super) fn load(view: &View<'_>) -> Result<Vec<f32>, DeviceError> {
     Ok(offsets(view).map(|i| widen_one(bytes, view.dtype(), i)).collect())
 }
 
-/// All weights, dequantised exactly, in row-major order.
-pub(super) fn load_weight(w: &LinearWeight<'_>) -> Result<Vec<f32>, DeviceError> {
+/// All weights of an `[out, k]` or table in rows of `k`, dequantised, in row-major order.
+pub(super) fn load_weight(w: &LinearWeight<'_>, k: usize) -> Result<Vec<f32>, DeviceError> {
     let w = match w {
         LinearWeight::View(v) => return load(v),
-        LinearWeight::Affine(w) => w,
+        LinearWeight::Scaled(w) => w,
     };
     let bytes = |v: &View<'_>| of(v)?.with(v, len(v)?, |m| m.to_vec());
-    let mut out = vec![0.0; w.scales.shape().elements() * w.form.group()];
-    w.form.widen_into(&bytes(&w.codes)?, &bytes(&w.scales)?, &bytes(&w.biases)?, w.scales.dtype(), &mut out);
+    let (codes, scales) = (bytes(&w.codes)?, bytes(&w.scales)?);
+    let biases = w.biases.as_ref().map(bytes).transpose()?;
+    let (n, dtype) = (w.codes.dim(0), w.scales.dtype());
+    let (row, grid_row) = (w.codes.dim(1) * w.codes.dtype().size(), w.scales.dim(1) * dtype.size());
+    let mut out = vec![0.0; n * k];
+    for (r, out) in out.chunks_exact_mut(k.max(1)).enumerate() {
+        let at = r / w.form.rows() * grid_row..(r / w.form.rows() + 1) * grid_row;
+        let biases = biases.as_ref().map(|b| &b[at.clone()]);
+        w.form.widen_row(&codes[r * row..(r + 1) * row], &scales[at.clone()], biases, dtype, out);
+    }
     Ok(out)
 }
 

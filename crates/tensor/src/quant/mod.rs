@@ -6,7 +6,7 @@
 //! `K` formats the shared scales of the block and the integers of its groups together (`k.rs`, `q6.rs`). That leaves
 //! 3 to 12 % less squared error than the public quantisers, which `tests/quality.rs` holds.
 //!
-//! Affine groups ([`AffineForm::quantise`](crate::AffineForm::quantise)) are searched in the same way.
+//! Affine groups ([`ScaledForm::quantise`](crate::ScaledForm::quantise)) are searched in the same way.
 //!
 //! What goes wrong unseen: codes chosen for a scale before it was rounded to f16. But for `Q8_0`, scales are rounded
 //! first and the codes are those nearest, ties to even. A block whose scale is below the least f16 becomes zeros.

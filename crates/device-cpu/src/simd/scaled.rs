@@ -1,0 +1,195 @@
+//! Weights whose scales lie apart, dequantised as `turbospark_tensor::scaled` has it, bit for bit.
+//!
+//! Loops over a few codes at a time, which compile to vectors of the instruction set that they are inlined into.
+
+use turbospark_tensor::{Code, DType, ScaledForm, e4m3_to_f32, e8m0_to_f32};
+
+use super::Simd;
+use super::blocks::half;
+use super::stored::{Bf16, F32, Stored};
+
+/// A row.
+#[derive(Clone, Copy)]
+pub(crate) struct Row {
+    /// First byte of its codes.
+    pub codes: *const u8,
+    /// First byte of its scales.
+    pub scales: *const u8,
+    /// Of its biases.
+    pub biases: Option<*const u8>,
+    /// Of scales and biases.
+    pub dtype: DType,
+    /// Codes and groups.
+    pub form: ScaledForm,
+}
+
+/// Scale or bias `g`.
+///
+/// # Safety
+/// It is readable.
+#[inline(always)]
+unsafe fn scale(p: *const u8, dtype: DType, g: usize) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::F32 => F32::one(p.wrapping_add(4 * g)),
+            DType::BF16 => Bf16::one(p.wrapping_add(2 * g)),
+            DType::F16 => half(*p.wrapping_add(2 * g), *p.wrapping_add(2 * g + 1)),
+            DType::F8_E8M0 => e8m0_to_f32(*p.wrapping_add(g)),
+            _ => e4m3_to_f32(*p.wrapping_add(g)),
+        }
+    }
+}
+
+/// Dequantises elements `first..first + out.len()` of a row.
+///
+/// # Safety
+/// The row has these elements; `first` is a multiple of 16.
+#[inline(always)]
+pub(crate) unsafe fn dequantise<S: Simd>(_: S, row: Row, first: usize, out: &mut [f32]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match row.form.code() {
+            Code::Unsigned(2) => groups::<2>(row, first, out, unsigned),
+            Code::Unsigned(3) => groups::<3>(row, first, out, unsigned),
+            Code::Unsigned(4) => groups::<4>(row, first, out, unsigned),
+            Code::Unsigned(5) => groups::<5>(row, first, out, unsigned),
+            Code::Unsigned(6) => groups::<6>(row, first, out, unsigned),
+            Code::Unsigned(_) => groups::<8>(row, first, out, unsigned),
+            Code::Signed8 => groups::<8>(row, first, out, signed),
+            Code::E2M1 => groups::<4>(row, first, out, e2m1),
+            Code::E4M3 => groups::<8>(row, first, out, e4m3),
+        }
+    }
+}
+
+#[inline(always)]
+fn unsigned(code: u8) -> f32 {
+    f32::from(code)
+}
+
+#[inline(always)]
+fn signed(code: u8) -> f32 {
+    f32::from(code as i8)
+}
+
+/// [`turbospark_tensor::e2m1_to_f32`] without a table.
+#[inline(always)]
+fn e2m1(code: u8) -> f32 {
+    let (sign, rest) = (u32::from(code & 8) << 28, u32::from(code & 7));
+    // Exponents count from 1 and not from 127; 0.5 is subnormal and comes out right.
+    let magnitude = f32::from_bits(rest << 22) * f32::from_bits((127 + 126) << 23);
+    f32::from_bits(sign | magnitude.to_bits())
+}
+
+/// [`turbospark_tensor::e4m3_to_f32`] without a branch.
+#[inline(always)]
+fn e4m3(code: u8) -> f32 {
+    let (sign, rest) = (u32::from(code & 0x80) << 24, u32::from(code & 0x7f));
+    let magnitude = f32::from_bits(rest << 20) * f32::from_bits((127 + 120) << 23);
+    let bits = if rest == 0x7f { f32::NAN.to_bits() } else { magnitude.to_bits() };
+    f32::from_bits(sign | bits)
+}
+
+/// Elements that are unpacked at a time.
+const STEP: usize = 32;
+
+/// [`dequantise`] for codes of so many bits.
+///
+/// # Safety
+/// As [`dequantise`].
+#[inline(always)]
+unsafe fn groups<const BITS: usize>(row: Row, first: usize, out: &mut [f32], value: impl Fn(u8) -> f32) {
+    let group = row.form.group();
+    let (mut at, end) = (first, first + out.len());
+    while at < end {
+        let g = at / group;
+        let next = end.min((g + 1) * group);
+        // SAFETY: the caller's promise: the group's scale, and codes up to `end`. Groups begin at multiples of 16, whose
+        // codes begin at whole bytes.
+        unsafe {
+            let s = scale(row.scales, row.dtype, g);
+            let b = row.biases.map(|b| scale(b, row.dtype, g));
+            while at < next {
+                let some = STEP.min(next - at);
+                let bytes = row.codes.wrapping_add(at / 8 * BITS);
+                let out = out.as_mut_ptr().add(at - first);
+                if some == STEP {
+                    step::<BITS>(bytes, s, b, &mut *out.cast(), &value);
+                } else {
+                    let (mut packed, mut wide) = ([0u8; STEP], [0f32; STEP]);
+                    std::ptr::copy_nonoverlapping(bytes, packed.as_mut_ptr(), (some * BITS).div_ceil(8));
+                    step::<BITS>(packed.as_ptr(), s, b, &mut wide, &value);
+                    std::ptr::copy_nonoverlapping(wide.as_ptr(), out, some);
+                }
+                at += some;
+            }
+        }
+    }
+}
+
+/// Elements that share a scale and perhaps a bias.
+///
+/// # Safety
+/// Their codes are readable.
+#[inline(always)]
+unsafe fn step<const BITS: usize>(
+    codes: *const u8,
+    scale: f32,
+    bias: Option<f32>,
+    out: &mut [f32; STEP],
+    value: &impl Fn(u8) -> f32,
+) {
+    // SAFETY: the caller's promise.
+    let codes = unsafe { unpack::<BITS>(codes) };
+    for i in 0..STEP {
+        out[i] = value(codes[i]) * scale;
+    }
+    if let Some(bias) = bias {
+        for o in out {
+            *o += bias;
+        }
+    }
+}
+
+/// Codes from `4 BITS` bytes.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+unsafe fn unpack<const BITS: usize>(p: *const u8) -> [u8; STEP] {
+    let mut out = [0; STEP];
+    // SAFETY: the caller's promise; arrays of bytes.
+    unsafe {
+        match BITS {
+            8 => out = *p.cast(),
+            4 => {
+                let bytes: &[u8; 16] = &*p.cast();
+                for i in 0..16 {
+                    out[2 * i] = bytes[i] & 15;
+                    out[2 * i + 1] = bytes[i] >> 4;
+                }
+            }
+            2 => {
+                let bytes: &[u8; 8] = &*p.cast();
+                for i in 0..8 {
+                    for j in 0..4 {
+                        out[4 * i + j] = bytes[i] >> (2 * j) & 3;
+                    }
+                }
+            }
+            _ => {
+                // Eight codes are so many bytes.
+                for (i, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                    let mut eight = [0; 8];
+                    eight[..BITS].copy_from_slice(std::slice::from_raw_parts(p.add(BITS * i), BITS));
+                    let word = u64::from_le_bytes(eight);
+                    for (j, o) in out.iter_mut().enumerate() {
+                        *o = (word >> (BITS * j)) as u8 & ((1 << BITS) - 1) as u8;
+                    }
+                }
+            }
+        }
+    }
+    out
+}

@@ -1,0 +1,189 @@
+//! Weights whose scales lie apart, against the reference device.
+
+mod common;
+
+use common::*;
+use proptest::prelude::*;
+use turbospark_device::op::*;
+use turbospark_device::{Buffer, Device, Pass};
+use turbospark_tensor::{Code, DType, ScaledForm};
+
+const CODES: [Code; 9] = [
+    Code::Unsigned(2),
+    Code::Unsigned(3),
+    Code::Unsigned(4),
+    Code::Unsigned(5),
+    Code::Unsigned(6),
+    Code::Unsigned(8),
+    Code::Signed8,
+    Code::E2M1,
+    Code::E4M3,
+];
+
+const SCALES: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::F8_E8M0, DType::F8_E4M3];
+
+/// An `[n, k]` weight; its parts lie `shift` bytes into their buffers.
+#[derive(Clone, Debug)]
+struct Case {
+    form: ScaledForm,
+    codes: DType,
+    scales: DType,
+    biases: bool,
+    n: usize,
+    k: usize,
+    shift: usize,
+    seed: u64,
+}
+
+impl Case {
+    /// Elements of `codes` in a row.
+    fn width(&self) -> usize {
+        self.form.bytes(self.k).div_ceil(self.codes.size())
+    }
+
+    fn codes(&self) -> Vec<u8> {
+        let n = self.n * self.width() * self.codes.size();
+        let bytes = random(self.seed + 1, n).into_iter().map(|x| (x * 128.0) as i8 as u8);
+        // No NaN, which the comparison would not take.
+        bytes.map(|b| if self.form.code() == Code::E4M3 && b & 0x7f == 0x7f { b & 0xfe } else { b }).collect()
+    }
+
+    /// Scales that make weights of about one, half of them negative where their type has a sign.
+    fn scales(&self, seed: u64, size: f32) -> Vec<u8> {
+        let [rows, columns] = self.form.grid(self.n, self.k);
+        let values: Vec<f32> = random(self.seed + seed, rows * columns).iter().map(|x| x * size).collect();
+        match self.scales {
+            DType::F8_E8M0 => values.iter().map(|x| (x.abs().max(1e-9).log2().floor() + 127.0) as u8).collect(),
+            DType::F8_E4M3 => values.iter().map(|&x| nearest_e4m3(x)).collect(),
+            float => encode(float, &values),
+        }
+    }
+
+    fn put(&self, d: &dyn Device) -> [Buffer; 3] {
+        let largest = match self.form.code() {
+            Code::Unsigned(bits) => (1 << bits) as f32,
+            Code::Signed8 => 128.0,
+            Code::E2M1 => 6.0,
+            Code::E4M3 => 448.0,
+        };
+        [self.codes(), self.scales(2, 1.0 / largest), self.scales(3, 0.5)].map(|bytes| {
+            let mut all = vec![0; self.shift];
+            all.extend(bytes);
+            put_bytes(d, &all)
+        })
+    }
+
+    fn weight<'a>(&self, [codes, scales, biases]: &'a [Buffer; 3]) -> ScaledWeight<'a> {
+        let grid = self.form.grid(self.n, self.k);
+        ScaledWeight {
+            codes: codes.view(self.shift, self.codes, [self.n, self.width()]),
+            scales: scales.view(self.shift, self.scales, grid),
+            biases: self.biases.then(|| biases.view(self.shift, self.scales, grid)),
+            form: self.form,
+        }
+    }
+
+    /// Where a weight may be cut in two: near its middle, where another scale begins.
+    fn middle(&self) -> usize {
+        if self.form.rows() > self.n { self.n / 2 } else { self.n / 2 / self.form.rows() * self.form.rows() }
+    }
+}
+
+fn nearest_e4m3(x: f32) -> u8 {
+    let distance = |&c: &u8| (turbospark_tensor::e4m3_to_f32(c) - x).abs();
+    (0..=255u8).filter(|c| c & 0x7f != 0x7f).min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap()
+}
+
+/// All codes and types of scales; groups that divide superblocks, that don't, and that are longer than the row.
+fn cases() -> impl Strategy<Value = Case> {
+    let form = (
+        prop::sample::select(CODES.to_vec()),
+        prop::sample::select(vec![16usize, 32, 48, 64, 128, 160, 256, 512, 4096]),
+        prop::sample::select(vec![1usize, 1, 1, 5, 128, usize::MAX]),
+    );
+    let types = (prop::sample::select(SCALES.to_vec()), any::<bool>(), 0usize..4);
+    let sides = (1usize..70, prop_oneof![1usize..700, (1usize..20).prop_map(|k| 64 * k)], 0usize..4);
+    (form, types, sides, 0u64..1 << 32).prop_map(
+        |((code, group, rows), (scales, biases, codes), (n, k, shift), seed)| {
+            let form = ScaledForm::new(code, group, rows).unwrap();
+            let codes = [DType::U32, DType::U8, DType::I8, DType::F8_E4M3][codes];
+            Case { form, codes, scales, biases: biases && scales.is_float(), n, k, shift, seed }
+        },
+    )
+}
+
+fn submit<'a>(device: &'a dyn Device, record: impl FnOnce(&mut Pass<'a>)) {
+    let mut pass = Pass::new(device);
+    record(&mut pass);
+    pass.submit().unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn linear_layers_agree(case in cases(), rows in 0usize..20, prompt in 0usize..20, tail in any::<bool>(), seed in 0u64..1 << 32) {
+        let (n, k, cut) = (case.n, case.k, case.middle());
+        check(4.0 * sum_of(k), |d| {
+            let x = put_f32(d, &random(seed, rows * k));
+            let parts = case.put(d);
+            let weight = LinearWeight::from(case.weight(&parts));
+            let b = put_f32(d, &random(seed + 1, n));
+            let out = put_f32(d, &random(seed + 2, rows * n));
+            let (x, outs) = (x.view(0, DType::F32, [rows, k]), out.view(0, DType::F32, [rows, n]));
+            submit(d, |pass| {
+                for part in [0..cut, cut..n] {
+                    let out = outs.narrow(1, part.clone());
+                    let bias = tail.then(|| b.view(0, DType::F32, [n]).rows(part.clone()));
+                    let residual = tail.then_some(out);
+                    let layer = Matmul::new(x, weight.rows(part), out);
+                    pass.matmul(Matmul { bias, residual, prompt_rows: prompt.min(rows), ..layer });
+                }
+            });
+            vec![get(d, &out)]
+        });
+    }
+
+    #[test]
+    fn gated_layers_agree(case in cases(), rows in 0usize..20, prompt in 0usize..20, plain in 0usize..3, seed in 0u64..1 << 32) {
+        let (n, k) = (case.n, case.k);
+        check(sum_of(k) * 4.0 * (k as f32).sqrt(), |d| {
+            let x = put_f32(d, &random(seed, rows * k));
+            let other = Case { seed: case.seed + 9, ..case.clone() };
+            let (gates, ups) = (case.put(d), other.put(d));
+            let f16 = put(d, DType::F16, &random(seed + 1, n * k));
+            let f16 = LinearWeight::from(f16.view(0, DType::F16, [n, k]));
+            let (gate, up) = (LinearWeight::from(case.weight(&gates)), LinearWeight::from(other.weight(&ups)));
+            let out = put_f32(d, &vec![0.0; rows * n]);
+            submit(d, |pass| pass.gated_matmul(GatedMatmul {
+                x: x.view(0, DType::F32, [rows, k]),
+                gate: if plain == 1 { f16 } else { gate },
+                up: if plain == 2 { f16 } else { up },
+                layout: WeightLayout::OutIn,
+                out: out.view(0, DType::F32, [rows, n]),
+                prompt_rows: prompt.min(rows),
+            }));
+            vec![get(d, &out)]
+        });
+    }
+
+    /// To the bit, which nothing but dequantising as the reference does would give.
+    #[test]
+    fn tables_agree(case in cases(), weighted in any::<bool>(), accumulate in any::<bool>(), seed in 0u64..1 << 32) {
+        let (n, k) = (case.n, case.k);
+        check(if weighted { 1e-6 } else { 0.0 }, |d| {
+            let parts = case.put(d);
+            let ids = put_i32(d, &[0, -1, n as i32 - 1, n as i32 / 2]);
+            let weights = put_f32(d, &random(seed, 4));
+            let out = put_f32(d, &random(seed + 1, 4 * k));
+            submit(d, |pass| pass.gather(Gather {
+                table: case.weight(&parts).into(),
+                index: if weighted { ids.view(0, DType::I32, [4, 1]) } else { ids.view(0, DType::I32, [4]) },
+                weights: weighted.then(|| weights.view(0, DType::F32, [4, 1])),
+                out: out.view(0, DType::F32, [4, k]),
+                accumulate,
+            }));
+            vec![get(d, &out)]
+        });
+    }
+}
