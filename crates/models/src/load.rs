@@ -9,7 +9,7 @@ use std::sync::Arc;
 use turbospark_device::{Buffer, Device, DeviceError, Mapping, WeightLayout};
 use turbospark_tensor::quant::requantise;
 use turbospark_tensor::{DType, Shape};
-use turbospark_weights::{Checkpoint, Claims, FileId, Place};
+use turbospark_weights::{Checkpoint, Claims, FileId, Linear, Piece, Scaled};
 
 use crate::blocks::attention::AttentionWeights;
 use crate::blocks::delta::DeltaWeights;
@@ -20,11 +20,11 @@ use crate::quant::{Quant, Role, requantise_transposed};
 use crate::rope::TextRope;
 use crate::trunk::{Layer, Mixer, Norm, Trunk};
 use crate::vision_tower::VisionTower;
-use crate::weight::{Affine, Weight};
+use crate::weight::{Affine, Matrix, ScaledTensors, Weight};
 use crate::{ModelError, Result};
 
 /// Parts of published checkpoints that are known and not run: the multi-token prediction head.
-const KNOWN_SKIPS: &[&str] = &["mtp.", "model.mtp."];
+const KNOWN_SKIPS: &[&str] = &["mtp.", "model.mtp.", "model.language_model.mtp."];
 
 /// A tower and a trunk, ready to run on the device they were loaded to.
 #[derive(Debug)]
@@ -81,62 +81,105 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
+    /// A tensor of floats, such as a norm.
     fn take(&mut self, name: &str, dims: &[usize]) -> Result<Weight> {
-        let place = self.claims.take(name, Shape::new(dims))?;
-        self.bring(name, &place)
+        let piece = self.claims.take(name, Shape::new(dims))?;
+        self.bring(name, &piece)
     }
 
-    fn bring(&mut self, name: &str, place: &Place) -> Result<Weight> {
+    fn bring(&mut self, name: &str, piece: &Piece) -> Result<Weight> {
         let checkpoint = self.claims.checkpoint();
-        let adopted = match self.files.get(&place.file) {
-            Some(known) => known.clone(),
-            None => {
-                let mapping: Mapping = checkpoint.map(place.file)?;
-                let adopted = self.device.adopt(mapping)?.map(Arc::new);
-                self.files.insert(place.file, adopted.clone());
-                adopted
-            }
-        };
-        if let Some(buffer) = adopted {
+        if let Piece::Place(place) = piece
+            && let Some(buffer) = self.adopted(place.file)?
+        {
             let offset = usize::try_from(place.offset).map_err(|_| too_large(name))?;
             return Ok(Weight::new(buffer, offset, place.dtype, place.shape));
         }
-        let bytes = usize::try_from(place.length).map_err(|_| too_large(name))?;
+        let bytes = usize::try_from(piece.length()).map_err(|_| too_large(name))?;
         let buffer = self.device.alloc(name, bytes)?;
-        let fill = |out: &mut [u8]| checkpoint.read(place, out).map_err(std::io::Error::other);
+        let fill = |out: &mut [u8]| checkpoint.fill(piece, out).map_err(std::io::Error::other);
         self.device.fill(buffer.bytes(), &mut { fill })?;
-        Ok(Weight::new(Arc::new(buffer), 0, place.dtype, place.shape))
+        Ok(Weight::new(Arc::new(buffer), 0, piece.dtype(), piece.shape()))
+    }
+
+    /// A file's own pages, where the device can use them.
+    fn adopted(&mut self, file: FileId) -> Result<Option<Arc<Buffer>>> {
+        if let Some(known) = self.files.get(&file) {
+            return Ok(known.clone());
+        }
+        let mapping: Mapping = self.claims.checkpoint().map(file)?;
+        let adopted = self.device.adopt(mapping)?.map(Arc::new);
+        self.files.insert(file, adopted.clone());
+        Ok(adopted)
     }
 
     /// A linear weight or table `[out, in]`, quantised where that is asked for and its rows are whole blocks.
-    fn linear(&mut self, name: &str, dims: &[usize], role: Role) -> Result<Weight> {
-        let place = self.claims.take(name, Shape::new(dims))?;
-        match self.format(&place, role, place.shape.last()) {
-            Some(dtype) => self.quantised(name, &place, dtype, place.shape, false),
-            None => self.bring(name, &place),
+    fn linear(&mut self, name: &str, dims: &[usize], role: Role) -> Result<Matrix> {
+        let linear = self.claims.take_linear(name, Shape::new(dims))?;
+        match self.format(&linear, role, dims[dims.len() - 1]) {
+            Some(dtype) => self.quantised(name, &linear, dtype, linear.shape(), false),
+            None => self.bring_linear(name, &linear),
+        }
+    }
+
+    /// A linear weight in the form that it is stored in.
+    fn stored(&mut self, name: &str, dims: &[usize]) -> Result<Matrix> {
+        let linear = self.claims.take_linear(name, Shape::new(dims))?;
+        self.bring_linear(name, &linear)
+    }
+
+    fn bring_linear(&mut self, name: &str, linear: &Linear) -> Result<Matrix> {
+        match linear {
+            Linear::Piece(piece) => Ok(Matrix::Plain(self.bring(name, piece)?)),
+            Linear::Scaled(Scaled { shape, codes, scales, biases, form }) => Ok(Matrix::Scaled(ScaledTensors {
+                shape: *shape,
+                codes: self.bring(name, codes)?,
+                scales: self.bring(name, scales)?,
+                biases: biases.as_ref().map(|b| self.bring(name, b)).transpose()?,
+                form: *form,
+            })),
+        }
+    }
+
+    /// As [`Loader::stored`], for a weight of which ops take ranges of `part` outputs: those that share a scale across
+    /// such a border are widened.
+    fn stored_in_parts(&mut self, name: &str, dims: &[usize], part: usize) -> Result<Matrix> {
+        match self.claims.take_linear(name, Shape::new(dims))? {
+            Linear::Scaled(s) if s.form.rows() > 1 && !part.is_multiple_of(s.form.rows()) => {
+                let piece = self.claims.take(name, Shape::new(dims))?;
+                Ok(Matrix::Plain(self.bring(name, &piece)?))
+            }
+            linear => self.bring_linear(name, &linear),
         }
     }
 
     /// What a tensor with rows of `row` is quantised to.
-    fn format(&self, place: &Place, role: Role, row: usize) -> Option<DType> {
-        self.how.quant.filter(|_| place.dtype.is_float())?.of(role, row)
+    fn format(&self, linear: &Linear, role: Role, row: usize) -> Option<DType> {
+        let Linear::Piece(piece) = linear else { return None };
+        self.how.quant.filter(|_| piece.dtype().is_float())?.of(role, row)
     }
 
     /// The tensor as blocks of `dtype`, with `shape`; `transposed` when its columns become rows.
-    fn quantised(&mut self, name: &str, place: &Place, dtype: DType, shape: Shape, transposed: bool) -> Result<Weight> {
+    fn quantised(
+        &mut self,
+        name: &str,
+        linear: &Linear,
+        dtype: DType,
+        shape: Shape,
+        transposed: bool,
+    ) -> Result<Matrix> {
+        let Linear::Piece(piece) = linear else { unreachable!("only floats are quantised") };
         let len = dtype.bytes(shape.elements()).ok_or_else(|| too_large(name))?;
-        let mapping = self.claims.checkpoint().map(place.file)?;
-        let bytes: &[u8] = (*mapping).as_ref();
-        let range = || Some(usize::try_from(place.offset).ok()?..usize::try_from(place.offset + place.length).ok()?);
-        let bytes = range().and_then(|r| bytes.get(r)).ok_or_else(|| too_large(name))?;
+        let bytes = self.bytes(name, piece)?;
+        let (from, sides) = (piece.dtype(), piece.shape());
         let threads = self.how.threads.or_else(|| std::thread::available_parallelism().ok().map(|n| n.get()));
         let threads = threads.unwrap_or(1);
         let buffer = self.device.alloc(name, len)?;
         let mut refused = None;
         let filled = self.device.fill(buffer.bytes(), &mut |out| {
             let done = match transposed {
-                true => requantise_transposed(bytes, place.dtype, place.shape, dtype, threads, out),
-                false => requantise(bytes, place.dtype, dtype, threads, out),
+                true => requantise_transposed(&bytes, from, sides, dtype, threads, out),
+                false => requantise(&bytes, from, dtype, threads, out),
             };
             done.map_err(|e| {
                 refused = Some(e);
@@ -147,12 +190,27 @@ impl Loader<'_> {
             return Err(ModelError::Quant { name: name.to_owned(), source });
         }
         filled?;
-        Ok(Weight::new(Arc::new(buffer), 0, dtype, shape))
+        Ok(Matrix::Plain(Weight::new(Arc::new(buffer), 0, dtype, shape)))
+    }
+
+    /// A tensor's bytes, in place where it lies in a file.
+    fn bytes(&self, name: &str, piece: &Piece) -> Result<Bytes> {
+        let checkpoint = self.claims.checkpoint();
+        let Piece::Place(place) = piece else {
+            let mut bytes = vec![0; usize::try_from(piece.length()).map_err(|_| too_large(name))?];
+            checkpoint.fill(piece, &mut bytes)?;
+            return Ok(Bytes::Made(bytes));
+        };
+        let mapping = checkpoint.map(place.file)?;
+        let range = || Some(usize::try_from(place.offset).ok()?..usize::try_from(place.offset + place.length).ok()?);
+        let whole = <turbospark_weights::Mapping as AsRef<[u8]>>::as_ref(&mapping).len();
+        let range = range().filter(|r| r.end <= whole).ok_or_else(|| too_large(name))?;
+        Ok(Bytes::Mapped(mapping, range))
     }
 
     fn affine(&mut self, name: &str, out: usize, inner: usize) -> Result<Affine> {
         Ok(Affine {
-            weight: self.take(&format!("{name}.weight"), &[out, inner])?,
+            weight: self.stored(&format!("{name}.weight"), &[out, inner])?,
             bias: self.take(&format!("{name}.bias"), &[out])?,
         })
     }
@@ -170,7 +228,7 @@ impl Loader<'_> {
         let kernel = [d, c.in_channels, c.temporal_patch_size, side, side];
         let proj = self.take(&format!("{V}.patch_embed.proj.weight"), &kernel)?;
         let patch_embed = Affine {
-            weight: proj.reshaped(&[d, c.patch_dim()]),
+            weight: Matrix::Plain(proj.reshaped(&[d, c.patch_dim()])),
             bias: self.take(&format!("{V}.patch_embed.proj.bias"), &[d])?,
         };
         let pos_embed = self.take(&format!("{V}.pos_embed.weight"), &[c.num_position_embeddings, d])?;
@@ -179,7 +237,10 @@ impl Loader<'_> {
                 let b = format!("{V}.blocks.{j}");
                 Ok(BlockWeights {
                     norm1: self.layer_norm(&format!("{b}.norm1"), d)?,
-                    qkv: self.affine(&format!("{b}.attn.qkv"), 3 * d, d)?,
+                    qkv: Affine {
+                        weight: self.stored_in_parts(&format!("{b}.attn.qkv.weight"), &[3 * d, d], d)?,
+                        bias: self.take(&format!("{b}.attn.qkv.bias"), &[3 * d])?,
+                    },
                     proj: self.affine(&format!("{b}.attn.proj"), d, d)?,
                     norm2: self.layer_norm(&format!("{b}.norm2"), d)?,
                     fc1: self.affine(&format!("{b}.mlp.linear_fc1"), c.intermediate_size, d)?,
@@ -209,7 +270,7 @@ impl Loader<'_> {
         // Text-only exports leave `language_model` out.
         let nested = "model.language_model";
         let root = if self.claims.contains(&format!("{nested}.embed_tokens.weight")) { nested } else { "model" };
-        let one_plus = config.family.is_qwen35();
+        let one_plus = config.family.is_qwen35() && !self.claims.checkpoint().conventions().norms_hold_one;
         let table = [c.vocab_size, c.hidden_size];
         let tied = config.tie_word_embeddings;
         let role = if tied { Role::Head } else { Role::Linear };
@@ -249,6 +310,13 @@ impl Loader<'_> {
         let (d, h) = (c.head_dim, c.hidden_size);
         let (queries, keys) = (c.num_attention_heads * d, c.num_key_value_heads * d);
         let gated = c.attention_output_gate;
+        let head_norms = match c.head_norms {
+            true => Some([
+                self.norm(&format!("{name}.q_norm.weight"), d, c, one_plus)?,
+                self.norm(&format!("{name}.k_norm.weight"), d, c, one_plus)?,
+            ]),
+            false => None,
+        };
         Ok(AttentionWeights {
             q_proj: self.linear(
                 &format!("{name}.q_proj.weight"),
@@ -258,8 +326,7 @@ impl Loader<'_> {
             k_proj: self.linear(&format!("{name}.k_proj.weight"), &[keys, h], Role::Linear)?,
             v_proj: self.linear(&format!("{name}.v_proj.weight"), &[keys, h], sensitive)?,
             o_proj: self.linear(&format!("{name}.o_proj.weight"), &[h, queries], Role::Linear)?,
-            q_norm: self.norm(&format!("{name}.q_norm.weight"), d, c, one_plus)?,
-            k_norm: self.norm(&format!("{name}.k_norm.weight"), d, c, one_plus)?,
+            head_norms,
             head_dim: d,
             gated,
         })
@@ -268,16 +335,19 @@ impl Loader<'_> {
     fn delta(&mut self, name: &str, c: &TextConfig, d: &DeltaConfig, sensitive: Role) -> Result<DeltaWeights> {
         let (h, heads, channels) = (c.hidden_size, d.num_value_heads, d.conv_channels());
         let conv = self.take(&format!("{name}.conv1d.weight"), &[channels, 1, d.conv_kernel])?;
+        let conventions = self.claims.checkpoint().conventions();
         Ok(DeltaWeights {
             in_proj_qkv: self.linear(&format!("{name}.in_proj_qkv.weight"), &[channels, h], sensitive)?,
             in_proj_z: self.linear(&format!("{name}.in_proj_z.weight"), &[d.value_dim(), h], Role::Linear)?,
-            in_proj_b: self.take(&format!("{name}.in_proj_b.weight"), &[heads, h])?,
-            in_proj_a: self.take(&format!("{name}.in_proj_a.weight"), &[heads, h])?,
+            in_proj_b: self.stored(&format!("{name}.in_proj_b.weight"), &[heads, h])?,
+            in_proj_a: self.stored(&format!("{name}.in_proj_a.weight"), &[heads, h])?,
             conv: conv.reshaped(&[channels, d.conv_kernel]),
             a_log: self.take(&format!("{name}.A_log"), &[heads])?,
+            is_rate: conventions.decay_is_negated_exp,
             dt_bias: self.take(&format!("{name}.dt_bias"), &[heads])?,
             norm: self.take(&format!("{name}.norm.weight"), &[d.value_head_dim])?,
             out_proj: self.linear(&format!("{name}.out_proj.weight"), &[h, d.value_dim()], Role::Linear)?,
+            tiled: conventions.value_heads_tiled,
             eps: c.rms_norm_eps,
             config: *d,
         })
@@ -295,22 +365,32 @@ impl Loader<'_> {
         let shared = match m.shared_expert_intermediate_size {
             Some(width) => Some((
                 self.dense(&format!("{name}.shared_expert"), width, hidden, sensitive)?,
-                self.take(&format!("{name}.shared_expert_gate.weight"), &[1, hidden])?,
+                self.stored(&format!("{name}.shared_expert_gate.weight"), &[1, hidden])?,
             )),
             None => None,
         };
         Ok(MoeWeights {
-            router: self.take(&format!("{name}.gate.weight"), &[m.num_experts, hidden])?,
+            router: self.stored(&format!("{name}.gate.weight"), &[m.num_experts, hidden])?,
             experts: self.experts(&format!("{name}.experts"), hidden, m, sensitive)?,
             width: m.moe_intermediate_size,
+            norm_topk_prob: m.norm_topk_prob,
             shared,
         })
     }
 
-    /// The three layouts in which published files hold experts, told apart by name and shape.
+    /// The four layouts in which files hold experts, told apart by name and shape: fused either way round, stacked, and
+    /// one by one.
     fn experts(&mut self, name: &str, hidden: usize, m: &MoeConfig, sensitive: Role) -> Result<ResidentExperts> {
         let (experts, width) = (m.num_experts, m.moe_intermediate_size);
-        let fused = format!("{name}.gate_up_proj");
+        let (fused, stacked) = (format!("{name}.gate_up_proj"), format!("{name}.gate_proj.weight"));
+        if self.claims.contains(&stacked) {
+            let inward = [experts, width, hidden];
+            return Ok(ResidentExperts::Stacked {
+                gate: self.linear(&stacked, &inward, Role::Linear)?,
+                up: self.linear(&format!("{name}.up_proj.weight"), &inward, Role::Linear)?,
+                down: self.linear(&format!("{name}.down_proj.weight"), &[experts, hidden, width], sensitive)?,
+            });
+        }
         if !self.claims.contains(&fused) {
             let each = (0..experts).map(|e| self.dense(&format!("{name}.{e}"), width, hidden, sensitive));
             return Ok(ResidentExperts::Split(each.collect::<Result<Vec<_>>>()?));
@@ -333,8 +413,9 @@ impl Loader<'_> {
             WeightLayout::OutIn => [experts, 2 * width, hidden],
             WeightLayout::InOut => [experts, hidden, 2 * width],
         };
-        let down = down.1;
-        let gate_up = self.claims.take(&fused, Shape::new(&gate_up_dims))?;
+        let gate_up = self.claims.take_linear(&fused, Shape::new(&gate_up_dims))?;
+        let gate_up = self.whole_scales(&fused, gate_up, layout, width)?;
+        let down = self.whole_scales(&down_name, down.1, layout, hidden)?;
         let formats = [self.format(&gate_up, Role::Linear, hidden), self.format(&down, sensitive, width)];
         if let (WeightLayout::InOut, [Some(gate_up_type), Some(down_type)]) = (layout, formats) {
             // Blocks run along `in`: the experts are turned. Where one of the two can't be quantised, neither is.
@@ -343,13 +424,43 @@ impl Loader<'_> {
             let down = self.quantised(&down_name, &down, down_type, Shape::from(out_in), true)?;
             return Ok(ResidentExperts::Fused { gate_up, down, layout: WeightLayout::OutIn });
         }
-        let mut bring = |name: &str, place: &Place, format: Option<DType>| match (layout, format) {
-            (WeightLayout::OutIn, Some(dtype)) => self.quantised(name, place, dtype, place.shape, false),
-            _ => self.bring(name, place),
+        let mut bring = |name: &str, linear: &Linear, format: Option<DType>| match (layout, format) {
+            (WeightLayout::OutIn, Some(dtype)) => self.quantised(name, linear, dtype, linear.shape(), false),
+            _ => self.bring_linear(name, linear),
         };
         let down = bring(&down_name, &down, formats[1])?;
         let gate_up = bring(&fused, &gate_up, formats[0])?;
         Ok(ResidentExperts::Fused { gate_up, down, layout })
+    }
+
+    /// Widens a weight with scales of its own that ops can't take as it lies: stored `[in, out]`, or with a scale that
+    /// reaches over the border between two parts of `part` outputs.
+    fn whole_scales(&mut self, name: &str, linear: Linear, layout: WeightLayout, part: usize) -> Result<Linear> {
+        match &linear {
+            Linear::Scaled(s)
+                if layout == WeightLayout::InOut || (s.form.rows() > 1 && !part.is_multiple_of(s.form.rows())) =>
+            {
+                Ok(Linear::Piece(self.claims.take(name, s.shape)?))
+            }
+            _ => Ok(linear),
+        }
+    }
+}
+
+/// A tensor's bytes.
+enum Bytes {
+    Mapped(Arc<turbospark_weights::Mapping>, std::ops::Range<usize>),
+    Made(Vec<u8>),
+}
+
+impl std::ops::Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(mapping, range) => &(**mapping).as_ref()[range.clone()],
+            Bytes::Made(bytes) => bytes,
+        }
     }
 }
 

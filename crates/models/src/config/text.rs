@@ -92,6 +92,8 @@ pub struct TextConfig {
     pub layer_kinds: Vec<LayerKind>,
     /// What each layer's MLP is; `num_hidden_layers` of them.
     pub mlp_kinds: Vec<MlpKind>,
+    /// Whether queries and keys are normalised head by head.
+    pub head_norms: bool,
     /// Whether `q_proj` also gives a gate for the attention's output.
     pub attention_output_gate: bool,
     /// Present for Qwen3.5.
@@ -135,6 +137,7 @@ impl TextConfig {
             rope: RopeConfig::read(node, family, head_dim)?,
             layer_kinds: layer_kinds(node, family, num_hidden_layers)?,
             mlp_kinds,
+            head_norms: family.has_head_norms(),
             attention_output_gate: family.is_qwen35(),
             delta: if family.is_qwen35() { Some(DeltaConfig::read(node)?) } else { None },
             moe: if family.is_moe() { Some(MoeConfig::read(node, family)?) } else { None },

@@ -174,7 +174,7 @@ fn packed(raw: &mut Raw<'_>, stem: &str, codes: Place, widths: &[usize]) -> Resu
     }
     // Seven bits have no code of their own.
     let wide = if bits == 7 { 8 } else { bits };
-    let form = form(&name, Code::Unsigned(wide as u8), group, 1)?;
+    let form = form(&name, Code::Unsigned(wide), group, 1)?;
     let row_words = inner * wide / 32;
     let codes = if packing.dense && wide == bits {
         Piece::Place(codes).seen_as(DType::U32, codes.shape)

@@ -130,7 +130,7 @@ impl Module {
     fn grouped(self, inner: usize, out: usize, groups: usize, group: usize) -> Result<Scaled> {
         let Module { codes, zeros, scales, bits, less_one, stem, .. } = self;
         let (rows, row) = (codes.shape.dims()[0], inner * bits / 32);
-        let form = form(&stem, Code::Unsigned(bits as u8), group, 1)?;
+        let form = form(&stem, Code::Unsigned(bits), group, 1)?;
         let turned = Made::new("turned", vec![codes], DType::U32, Shape::from([out, row]), move |parts, bytes| {
             bits::turn_words(&parts[0], rows, out, bytes);
         });

@@ -151,7 +151,7 @@ impl Settings {
         let sides = |last: usize| [lead, &[out, last]].concat();
         let scale_name = name.replace(".weight", ".scales");
         let code = match self.mode {
-            Mode::Affine => Code::Unsigned(self.bits as u8),
+            Mode::Affine => Code::Unsigned(self.bits),
             Mode::Mxfp4 | Mode::Nvfp4 if self.bits == 4 => Code::E2M1,
             Mode::Mxfp8 if self.bits == 8 => Code::E4M3,
             _ => return Err(bad(name, format!("{} bits do not fit its mode", self.bits))),
