@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 use turbospark::device::Precision;
-use turbospark::{Cancel, DeviceChoice, GenerateOptions, KvFormat, LoadOptions, Quant, Sampling};
+use turbospark::{Cancel, DeviceChoice, GenerateOptions, KvFormat, LoadOptions, Mmproj, Quant, Sampling};
 
 use crate::commands::{bench, chat, inspect, preprocess, read, run, trace};
 use crate::outcome::Usage;
@@ -53,8 +53,8 @@ pub enum Command {
 /// Which model.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// Folder of a checkpoint; without it the small embedded model that reads printed English
-    #[arg(long, value_name = "DIR")]
+    /// Folder of a checkpoint or a .gguf file; without it the small embedded model that reads printed English
+    #[arg(long, value_name = "DIR|FILE.gguf")]
     pub model: Option<PathBuf>,
     #[command(flatten)]
     pub load: LoadArgs,
@@ -109,6 +109,9 @@ impl DeviceArgs {
 pub struct LoadArgs {
     #[command(flatten)]
     device: DeviceArgs,
+    /// Vision tower of a .gguf model, or none to read text alone [default: the mmproj file beside the model]
+    #[arg(long, value_name = "FILE|none", value_parser = mmproj)]
+    mmproj: Option<Mmproj>,
     /// Tokens that prompt and answer may have together [default: the model's, at most 16384]
     #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 2..=MOST))]
     context: Option<usize>,
@@ -128,6 +131,7 @@ impl LoadArgs {
     /// For a program that answers one request at a time.
     pub fn options(&self) -> LoadOptions {
         LoadOptions {
+            mmproj: self.mmproj.clone().unwrap_or_default(),
             context: self.context,
             sequences: 1,
             min_pixels: self.min_pixels,
@@ -237,6 +241,10 @@ pub fn precision(text: &str) -> Result<Precision, String> {
         "auto" => Ok(Precision::Auto),
         _ => Err("expected f32 or auto".into()),
     }
+}
+
+fn mmproj(text: &str) -> Result<Mmproj, std::convert::Infallible> {
+    Ok(if text == "none" { Mmproj::Without } else { Mmproj::At(text.into()) })
 }
 
 fn non_empty(text: &str) -> Result<String, String> {

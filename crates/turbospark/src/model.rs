@@ -44,7 +44,7 @@ pub(crate) struct Engine {
 }
 
 impl Model {
-    /// Opens a checkpoint folder, or a safetensors file in one.
+    /// Opens a checkpoint folder, a safetensors file in one, or a GGUF file with its vision tower beside it.
     ///
     /// # Errors
     /// What is missing, damaged or not supported, by file, key or tensor.
@@ -54,7 +54,7 @@ impl Model {
         let name = whole.file_stem().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
         // A folder named `Qwen3.5-0.8B` has no extension to cut.
         let name = if whole.is_dir() { whole.file_name().unwrap_or_default().to_string_lossy().into() } else { name };
-        Self::load(&Folder::open(path)?, name, options)
+        Self::load(&Folder::open_with(path, &options.mmproj)?, name, options)
     }
 
     /// The tiny trained checkpoint that is compiled in: it reads printed English.

@@ -2,6 +2,7 @@ use std::str::FromStr;
 
 use turbospark_device::{Device, Precision};
 use turbospark_models::{KvFormat, Quant};
+use turbospark_weights::gguf::Mmproj;
 
 use crate::{Error, Result};
 
@@ -47,6 +48,8 @@ pub struct LoadOptions {
     /// Quantise the trunk's linear weights while loading; `None` uses them as they are stored. What is quantised
     /// already stays as it is.
     pub quant: Option<Quant>,
+    /// Where the vision tower of a GGUF model is looked for.
+    pub mmproj: Mmproj,
     /// How keys and values are kept in the cache.
     pub kv: KvFormat,
     /// Tokens that a sequence may have, images and answer included; `None` takes the checkpoint's, at most
@@ -83,6 +86,7 @@ impl Default for LoadOptions {
             isa: None,
             precision: Precision::Auto,
             quant: None,
+            mmproj: Mmproj::Beside,
             kv: KvFormat::Auto,
             context: None,
             sequences: 4,

@@ -20,7 +20,7 @@ pub enum Error {
     #[error("{}: not a regular file", .0.display())]
     NotAFile(PathBuf),
     /// A folder without weights that this build reads.
-    #[error("{folder}: no model.safetensors, no model.safetensors.index.json and no other .safetensors file")]
+    #[error("{folder}: no model.safetensors, no model.safetensors.index.json and no other .safetensors or .gguf file")]
     NoWeights {
         /// Where they were looked for.
         folder: String,
@@ -60,6 +60,14 @@ pub enum Error {
         key: String,
         /// What is wrong.
         problem: MetadataError,
+    },
+    /// A GGUF model that this build doesn't run, or whose files don't belong together.
+    #[error("{file}: {problem}")]
+    Gguf {
+        /// Name of the file.
+        file: String,
+        /// What is wrong.
+        problem: String,
     },
     /// The files of a split GGUF model don't belong together.
     #[error("{file}: {problem}")]

@@ -7,7 +7,6 @@ use clap::Args;
 use serde_json::{Value, json};
 use turbospark::Model;
 use turbospark::config::{LayerKind, MlpKind, TextConfig, VisionConfig};
-use turbospark::weights::Entry;
 
 use crate::args::LoadArgs;
 use crate::outcome::Outcome;
@@ -88,13 +87,9 @@ fn facts(model: &Model, context: Option<usize>) -> Value {
     let (config, checkpoint) = (model.config(), model.checkpoint());
     let mut groups: BTreeMap<(&str, String), Group> = BTreeMap::new();
     for (name, entry) in checkpoint.entries() {
-        let (dtype, parameters) = match entry {
-            Entry::Place(place) => (place.dtype.to_string(), place.shape.elements() as u64),
-            Entry::Foreign(foreign) => (foreign.dtype.clone(), foreign.dims.iter().product()),
-        };
-        let group = groups.entry((part(name), dtype)).or_default();
+        let group = groups.entry((part(name), entry.format())).or_default();
         group.tensors += 1;
-        group.parameters += parameters;
+        group.parameters += entry.elements();
         group.bytes += entry.length();
     }
     let parameters: u64 = groups.values().map(|g| g.parameters).sum();
@@ -229,13 +224,14 @@ fn table(facts: &Value) -> String {
     rows.push(("device", word(&facts["device"])));
 
     let mut out: String = rows.iter().map(|(key, value)| format!("{key:<14}{value}\n")).collect();
-    out += &format!("\n{:<26}{:<8}{:>8}{:>14}{:>12}{:>9}\n", "part", "format", "tensors", "parameters", "size", "bits");
+    out +=
+        &format!("\n{:<26}{:<14}{:>8}{:>14}{:>12}{:>9}\n", "part", "format", "tensors", "parameters", "size", "bits");
     for g in facts["tensors"].as_array().into_iter().flatten() {
         let bits = format!("{:.2}", g["bits_per_weight"].as_f64().unwrap_or(0.0));
         let (tensors, parameters) = (number(&g["tensors"]), number(&g["parameters"]));
         let (part, dtype) = (word(&g["part"]), word(&g["dtype"]));
         let bytes = size(number(&g["bytes"]));
-        out += &format!("{part:<26}{dtype:<8}{tensors:>8}{parameters:>14}{bytes:>12}{bits:>9}\n");
+        out += &format!("{part:<26}{dtype:<14}{tensors:>8}{parameters:>14}{bytes:>12}{bits:>9}\n");
     }
     if number(&facts["skipped_tensors"]) > 0 {
         out += &format!("{} tensors belong to parts that are known and not run\n", facts["skipped_tensors"]);

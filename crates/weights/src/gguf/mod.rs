@@ -8,14 +8,20 @@
 //! for its default, and a model with the default rope base or epsilon still answers. So every getter of
 //! [`Metadata`] tells absent (`None`) from wrong (an error).
 
+mod config;
 mod cursor;
 mod metadata;
+mod model;
+mod names;
 mod set;
 mod tensors;
+mod tokenizer;
 mod types;
 mod value;
 
 pub use metadata::Metadata;
+pub use model::Mmproj;
+pub(crate) use model::{GgufModel, trunk_of};
 pub use set::{Set, from_bytes, open, open_set};
 pub use tensors::GgufTensor;
 pub use value::{Array, Value};
