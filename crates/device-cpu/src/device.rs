@@ -90,7 +90,6 @@ impl CpuDevice {
             pool,
             packed: Scratch::new(),
             partial: Scratch::new(),
-            widened: Scratch::new(),
             owner,
             name: name.as_str().into(),
         };

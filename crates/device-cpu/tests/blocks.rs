@@ -6,7 +6,10 @@ use common::*;
 use proptest::prelude::*;
 use turbospark_device::op::*;
 use turbospark_device::{Device, Pass};
-use turbospark_tensor::{DType, quant::FORMATS, widen_into};
+use turbospark_tensor::{DType, widen_into};
+
+/// The formats whose codes are multiplied in integers; the others are dequantised.
+const INTEGERS: [DType; 5] = [DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
 
 /// A layer without prompt rows; its weight lies `shift` bytes into a buffer.
 #[derive(Clone, Debug)]
@@ -61,11 +64,15 @@ impl Case {
     }
 }
 
-fn cases() -> impl Strategy<Value = Case> {
-    let sides = (0usize..5, prop::sample::select(vec![32usize, 64, 96, 256, 512, 1280]));
-    (sides, 1usize..10, 1usize..71, 0usize..4, 0u64..1 << 32).prop_map(|((dtype, k), rows, n, shift, seed)| {
-        let dtype = FORMATS[dtype];
-        Case { dtype, rows, k: k.next_multiple_of(dtype.block().elements), n, shift, seed }
+fn cases(formats: &'static [DType]) -> impl Strategy<Value = Case> {
+    let sides = (prop::sample::select(formats), prop::sample::select(vec![32usize, 64, 96, 256, 512, 1280]));
+    (sides, 1usize..10, 1usize..71, 0usize..4, 0u64..1 << 32).prop_map(|((dtype, k), rows, n, shift, seed)| Case {
+        dtype,
+        rows,
+        k: k.next_multiple_of(dtype.block().elements),
+        n,
+        shift,
+        seed,
     })
 }
 
@@ -82,7 +89,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn in_f32_blocks_are_dequantised_exactly(case in cases()) {
+    fn in_f32_blocks_are_dequantised_exactly(case in cases(&DType::BLOCKS)) {
         let (want, size) = case.product(&case.x());
         for d in devices().iter().map(|kind| &kind[0]) {
             for ((got, want), size) in case.run(d).iter().zip(&want).zip(&size) {
@@ -92,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn else_products_are_those_of_rounded_activations(case in cases()) {
+    fn else_products_are_those_of_rounded_activations(case in cases(&INTEGERS)) {
         let (x, rounded) = (case.x(), rounded(&case.x()));
         let (want, size) = case.product(&rounded);
         let exact = case.product(&x).0;
@@ -109,7 +116,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bit_depends_on_company(case in cases(), row in 0usize..9, cut in 0usize..70) {
+    fn no_bit_depends_on_company(case in cases(&DType::BLOCKS), row in 0usize..9, cut in 0usize..70) {
         let (row, cut) = (row % case.rows, cut % case.n);
         for kind in rounding_devices().iter().chain(devices()) {
             let all = case.run(&kind[0]);
@@ -132,7 +139,7 @@ proptest! {
 /// share its rounding, so it takes many rows to see.
 #[test]
 fn rounding_activations_costs_half_a_percent() {
-    for dtype in FORMATS {
+    for dtype in INTEGERS {
         for (k, seed) in [(256, 1), (512, 2), (1280, 3)] {
             let case = Case { dtype, rows: 64, k, n: 20, shift: 0, seed };
             let (exact, size) = case.product(&case.x());
@@ -148,19 +155,12 @@ fn rounding_activations_costs_half_a_percent() {
 /// Blocks of every value that codes and scales can have, signs and extremes among them.
 #[test]
 fn extreme_codes_are_right() {
-    for dtype in FORMATS {
+    for dtype in DType::BLOCKS {
         let case = Case { dtype, rows: 2, k: 512, n: 8, shift: 1, seed: 1 };
         let block = dtype.block();
         for byte in [0x00, 0x7f, 0x80, 0xff] {
             let mut weight = vec![byte; dtype.bytes(case.n * case.k).unwrap()];
-            let at: &[usize] = match dtype {
-                DType::Q4_K | DType::Q5_K => &[0, 2],
-                DType::Q6_K => &[208],
-                _ => &[0],
-            };
-            for b in weight.chunks_exact_mut(block.bytes) {
-                at.iter().for_each(|&at| b[at..at + 2].copy_from_slice(&0x2c00u16.to_le_bytes()));
-            }
+            weight.chunks_exact_mut(block.bytes).for_each(|b| set_scales(dtype, b, 0x2c00));
             let mut wide = vec![0.0; case.n * case.k];
             widen_into(&weight, dtype, &mut wide);
             // Codes of 127 and -127 only.
@@ -186,7 +186,7 @@ fn extreme_codes_are_right() {
 
 #[test]
 fn what_is_not_finite_stays_so() {
-    for dtype in FORMATS {
+    for dtype in DType::BLOCKS {
         let case = Case { dtype, rows: 2, k: 512, n: 5, shift: 0, seed: 3 };
         for d in rounding_devices().iter().map(|kind| &kind[0]) {
             for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

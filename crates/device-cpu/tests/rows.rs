@@ -6,7 +6,7 @@ use common::*;
 use proptest::prelude::*;
 use turbospark_device::op::*;
 use turbospark_device::{Device, Pass};
-use turbospark_tensor::{DType, quant::FORMATS};
+use turbospark_tensor::DType;
 
 fn cases() -> ProptestConfig {
     ProptestConfig { cases: 80, failure_persistence: None, ..ProptestConfig::default() }
@@ -83,10 +83,9 @@ proptest! {
 
     #[test]
     fn blocks_agree(
-        rows in 0usize..20, width in 1usize..4, n in 1usize..70, prompt in 0usize..20, dtype in 0usize..5,
+        rows in 0usize..20, width in 1usize..4, n in 1usize..70, prompt in 0usize..20, dtype in prop::sample::select(&DType::BLOCKS[..]),
         gated in any::<bool>(), tail in any::<bool>(), seed in 0u64..1 << 32,
     ) {
-        let dtype = FORMATS[dtype];
         let k = width * dtype.block().elements;
         check(sum_of(k) * if gated { 4.0 * (k as f32).sqrt() } else { 4.0 }, |d| {
             let x = put_f32(d, &random(seed, rows * k));
@@ -117,9 +116,9 @@ proptest! {
     #[test]
     fn rows_of_blocks_are_gathered(
         rows in 1usize..20, taps in 1usize..4, width in 1usize..3, weighted in any::<bool>(), accumulate in any::<bool>(),
-        dtype in 0usize..5, seed in 0u64..1 << 32,
+        dtype in prop::sample::select(&DType::BLOCKS[..]), seed in 0u64..1 << 32,
     ) {
-        let (dtype, m) = (FORMATS[dtype], 5);
+        let m = 5;
         let (n, taps) = (width * dtype.block().elements, if weighted { taps } else { 1 });
         check(1e-6, |d| {
             let table = put_bytes(d, &random_blocks(seed, dtype, m * n));

@@ -82,8 +82,8 @@ impl Keys<'_> {
                 // SAFETY: the caller's promise; heads are whole blocks of the one type that caches take (checked by
                 // the op).
                 unsafe {
-                    dequantise(s, DType::Q8_0, at.0, 0, n, k);
-                    dequantise(s, DType::Q8_0, at.1, 0, n, v);
+                    dequantise(s, DType::Q8_0, at.0, 0, std::slice::from_raw_parts_mut(k, n));
+                    dequantise(s, DType::Q8_0, at.1, 0, std::slice::from_raw_parts_mut(v, n));
                 }
                 *at = (k.cast_const().cast(), v.cast_const().cast());
             }

@@ -18,6 +18,7 @@ mod paged;
 mod row;
 mod row_blocks;
 mod row_columns;
+mod row_exact;
 mod softmax;
 
 use std::sync::Arc;
@@ -41,8 +42,6 @@ pub(crate) struct Engine {
     pub packed: Scratch,
     /// Partial results that a second region puts together.
     pub partial: Scratch,
-    /// Weights dequantised for kernels that take plain ones.
-    pub widened: Scratch,
     pub owner: usize,
     pub name: Arc<str>,
 }
@@ -123,11 +122,6 @@ impl<'a> Rows<'a> {
     /// Rows in scratch.
     pub(crate) fn dense(base: *mut f32, stride: usize) -> Rows<'a> {
         Rows { base, stride, index: None }
-    }
-
-    /// Without the first `n` columns.
-    pub(crate) fn columns(self, n: usize) -> Rows<'a> {
-        Rows { base: self.base.wrapping_add(n), ..self }
     }
 
     /// Only the rows listed, in that order.

@@ -1,8 +1,7 @@
 //! The row kernel on weights in quantised blocks.
 //!
-//! With `Precision::Auto` the activations become codes (`codes.rs`) and products are summed in integers over the
-//! sixteen elements of a lane's group, exactly; a superblock's lanes are then scaled and added in f32. With
-//! `Precision::F32` weights are dequantised a piece at a time and take the kernel of f32 weights.
+//! The activations become codes (`codes.rs`) and products are summed in integers over the sixteen elements of a lane's
+//! group, exactly; a superblock's lanes are then scaled and added in f32.
 //!
 //! A weight is unpacked once for all rows. Every row's sums run in the same steps, however many there are.
 
@@ -13,35 +12,29 @@ use turbospark_tensor::DType;
 use super::codes::{Codes, codes};
 use super::finish::{Finishing, Linear};
 use super::outputs::{AHEAD, SIDE, Streams, UNIT, WIDTH, pieces};
-use super::row::{Steps, Sums, dot};
 use super::{Engine, Rows, Shared};
-use crate::scratch::{cut, local, rounded};
-use crate::simd::blocks::dequantise;
+use crate::scratch::local;
+use crate::simd::Simd;
 use crate::simd::bytes::formats::{Format, Q4_0, Q4K, Q5K, Q6K, Q8_0, Unpacked};
 use crate::simd::bytes::{self, ByteTask, Bytes, SUPER};
-use crate::simd::stored::{F32, Weight};
-use crate::simd::{Simd, Task};
+use crate::simd::stored::Weight;
 
-/// `Linear` on `rows` rows of `x`; its weights are blocks, in `[out, in]`.
+/// Whether there is a kernel for such a weight.
+pub(super) fn takes(w: &Weight) -> bool {
+    matches!(w.dtype, DType::Q8_0 | DType::Q4_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K)
+}
+
+/// `Linear` on `rows` rows of `x`; there are kernels for its weights.
 ///
 /// # Safety
 /// As for [`matrix`](super::matrix::matrix).
 pub(super) unsafe fn row(engine: &mut Engine, x: Rows<'_>, rows: usize, linear: &Linear<'_>) {
-    if rows == 0 || linear.n == 0 {
-        return;
-    }
     let (units, cost) = (linear.n.div_ceil(UNIT), UNIT * linear.k * (2 + rows) / 4);
-    if engine.exact {
-        engine.split(units, 2 * cost, |units| {
-            engine.kernels.run(Exact { linear, x, rows, units });
-        });
-    } else {
-        // SAFETY: the caller's promise.
-        let codes = Shared(unsafe { codes(engine, x, rows, linear.k) }.cast_mut());
-        engine.split(units, cost, |units| {
-            bytes::run(engine.kernels, Integers { linear, codes, rows, units });
-        });
-    }
+    // SAFETY: the caller's promise.
+    let codes = Shared(unsafe { codes(engine, x, rows, linear.k) }.cast_mut());
+    engine.split(units, cost, |units| {
+        bytes::run(engine.kernels, Integers { linear, codes, rows, units });
+    });
 }
 
 /// The first byte of row `row` of a weight.
@@ -238,63 +231,5 @@ unsafe fn step<B: Bytes, T: Format>(b: B, w: &Unpacked<B>, x: *const Codes, acc:
         let scale = b.mul(w.scale, b.load_f32((&raw const (*x).scale).cast()));
         let acc = b.fma(b.to_f32(sums), scale, acc);
         if T::MINS { b.fma(w.min, b.load_f32((&raw const (*x).sum).cast()), acc) } else { acc }
-    }
-}
-
-/// Some outputs, on dequantised weights.
-struct Exact<'a> {
-    linear: &'a Linear<'a>,
-    x: Rows<'a>,
-    rows: usize,
-    units: Range<usize>,
-}
-
-impl Task for Exact<'_> {
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Linear { k, n, weight, gate, .. } = *self.linear;
-        let mut local = local(Finishing::size(self.rows, WIDTH) + 2 * rounded(k));
-        let mut finishing = Finishing::cut(local.all(), self.rows, WIDTH);
-        let wide = [cut(&mut finishing.rest, k).as_mut_ptr(), cut(&mut finishing.rest, k).as_mut_ptr()];
-        for outputs in pieces(self.units.clone(), n) {
-            // SAFETY: the weights are valid (`row`), the scratch is this thread's and large enough.
-            unsafe {
-                self.products(s, &weight, &outputs, wide, finishing.sums);
-                if let Some(gate) = gate {
-                    self.products(s, &gate, &outputs, wide, finishing.gates);
-                }
-                finishing.finish(s, self.linear, self.rows, outputs);
-            }
-        }
-    }
-}
-
-impl Exact<'_> {
-    /// As [`Integers::products`], two outputs at a time.
-    ///
-    /// # Safety
-    /// The weight covers the outputs; `out` is writable for `[rows, WIDTH]`, both of `wide` for `k`.
-    #[inline(always)]
-    unsafe fn products<S: Simd>(&self, s: S, w: &Weight, outputs: &Range<usize>, wide: [*mut f32; 2], out: *mut f32) {
-        let steps = Steps::all(self.linear.k);
-        let from = wide.map(|p| p.cast_const().cast::<u8>());
-        for j in (0..outputs.len()).step_by(2) {
-            let two = j + 1 < outputs.len();
-            // SAFETY: the caller's promise.
-            unsafe {
-                for (o, &wide) in wide.iter().enumerate().take(1 + two as usize) {
-                    dequantise(s, w.dtype, weight_row(w, outputs.start + j + o), 0, steps.k, wide);
-                }
-                for r in 0..self.rows {
-                    let x = [self.x.row(r).cast_const()];
-                    let sums = Sums { out: out.wrapping_add(r * WIDTH + j), row: WIDTH, weight: 1 };
-                    if two {
-                        dot::<S, F32, 1, 2>(s, steps, x, from, sums);
-                    } else {
-                        dot::<S, F32, 1, 1>(s, steps, x, [from[0]], sums);
-                    }
-                }
-            }
-        }
     }
 }

@@ -1,41 +1,65 @@
 //! Weights in quantised blocks, dequantised exactly.
 //!
-//! The formulas of `turbospark_tensor::block`, each in loops over a block's bytes that compile to vectors of the
-//! instruction set that they are inlined into. Every product is exact in f32, so the order of factors is free.
+//! The formulas of `turbospark_tensor::block`; those of the common formats are loops over a block's bytes that compile to
+//! vectors of the instruction set that they are inlined into. Every product is exact in f32, so the order of factors is
+//! free.
 
-use turbospark_tensor::DType;
+use turbospark_tensor::{DType, widen_into};
 
 use super::Simd;
 
 /// Elements of a K format's block.
 const K: usize = 256;
 
-/// Dequantises elements `first..first + count` of a row of blocks.
+/// Dequantises elements `first..first + out.len()` of a row of blocks.
 ///
 /// # Safety
-/// `first` and `count` are multiples of 32; the row has these elements, `out` is writable for `count`.
+/// `first` and the length are multiples of 32; the row has these elements.
 ///
 /// # Panics
 /// Where `dtype` is no block type.
 #[inline(always)]
-pub(crate) unsafe fn dequantise<S: Simd>(
-    _: S,
-    dtype: DType,
-    row: *const u8,
-    first: usize,
-    count: usize,
-    out: *mut f32,
-) {
-    debug_assert!(first.is_multiple_of(32) && count.is_multiple_of(32));
+pub(crate) unsafe fn dequantise<S: Simd>(_: S, dtype: DType, row: *const u8, first: usize, out: &mut [f32]) {
+    debug_assert!(first.is_multiple_of(32) && out.len().is_multiple_of(32));
+    let (count, to) = (out.len(), out.as_mut_ptr());
     // SAFETY: the caller's promise: whole blocks of 32, and of the K formats those parts that are asked for.
     unsafe {
         match dtype {
-            DType::Q8_0 => blocks::<34>(row, first, count, out, q8_0),
-            DType::Q4_0 => blocks::<18>(row, first, count, out, q4_0),
-            DType::Q4_K => supers::<144>(row, first, count, out, q4_k),
-            DType::Q5_K => supers::<176>(row, first, count, out, q5_k),
-            DType::Q6_K => supers::<210>(row, first, count, out, q6_k),
-            other => unreachable!("{other} has no blocks"),
+            DType::Q8_0 => blocks::<34>(row, first, count, to, q8_0),
+            DType::Q4_0 => blocks::<18>(row, first, count, to, q4_0),
+            DType::Q4_K => supers::<144>(row, first, count, to, q4_k),
+            DType::Q5_K => supers::<176>(row, first, count, to, q5_k),
+            DType::Q6_K => supers::<210>(row, first, count, to, q6_k),
+            other => whole(other, row, first, out),
+        }
+    }
+}
+
+/// [`dequantise`] for any block type, by whole blocks: those that `out` has in part only go by way of the stack.
+///
+/// # Safety
+/// As [`dequantise`].
+unsafe fn whole(dtype: DType, row: *const u8, first: usize, out: &mut [f32]) {
+    let block = dtype.block();
+    let bytes = |from: usize, blocks: usize| {
+        let at = row.wrapping_add(from / block.elements * block.bytes);
+        // SAFETY: the caller's promise: blocks that hold elements of `out`.
+        unsafe { std::slice::from_raw_parts(at, blocks * block.bytes) }
+    };
+    let mut done = 0;
+    while done < out.len() {
+        let (at, out) = (first + done, &mut out[done..]);
+        let skip = at % block.elements;
+        if skip == 0 && out.len() >= block.elements {
+            let blocks = out.len() / block.elements;
+            widen_into(bytes(at, blocks), dtype, &mut out[..blocks * block.elements]);
+            done += blocks * block.elements;
+        } else {
+            let mut wide = [0f32; K];
+            widen_into(bytes(at, 1), dtype, &mut wide[..block.elements]);
+            let some = out.len().min(block.elements - skip);
+            out[..some].copy_from_slice(&wide[skip..][..some]);
+            done += some;
         }
     }
 }

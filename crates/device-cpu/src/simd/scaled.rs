@@ -2,10 +2,9 @@
 //!
 //! Loops over a few codes at a time, which compile to vectors of the instruction set that they are inlined into.
 
-use turbospark_tensor::{Code, DType, ScaledForm, e4m3_to_f32, e8m0_to_f32};
+use turbospark_tensor::{Code, DType, ScaledForm, e2m1_to_f32, e4m3_to_f32, e8m0_to_f32, f16_to_f32};
 
 use super::Simd;
-use super::blocks::half;
 use super::stored::{Bf16, F32, Stored};
 
 /// A row.
@@ -28,13 +27,13 @@ pub(crate) struct Row {
 /// # Safety
 /// It is readable.
 #[inline(always)]
-unsafe fn scale(p: *const u8, dtype: DType, g: usize) -> f32 {
+pub(super) unsafe fn scale(p: *const u8, dtype: DType, g: usize) -> f32 {
     // SAFETY: the caller's promise.
     unsafe {
         match dtype {
             DType::F32 => F32::one(p.wrapping_add(4 * g)),
             DType::BF16 => Bf16::one(p.wrapping_add(2 * g)),
-            DType::F16 => half(*p.wrapping_add(2 * g), *p.wrapping_add(2 * g + 1)),
+            DType::F16 => f16_to_f32(p.wrapping_add(2 * g).cast::<u16>().read_unaligned()),
             DType::F8_E8M0 => e8m0_to_f32(*p.wrapping_add(g)),
             _ => e4m3_to_f32(*p.wrapping_add(g)),
         }
@@ -57,8 +56,8 @@ pub(crate) unsafe fn dequantise<S: Simd>(_: S, row: Row, first: usize, out: &mut
             Code::Unsigned(6) => groups::<6>(row, first, out, unsigned),
             Code::Unsigned(_) => groups::<8>(row, first, out, unsigned),
             Code::Signed8 => groups::<8>(row, first, out, signed),
-            Code::E2M1 => groups::<4>(row, first, out, e2m1),
-            Code::E4M3 => groups::<8>(row, first, out, e4m3),
+            Code::E2M1 => groups::<4>(row, first, out, e2m1_to_f32),
+            Code::E4M3 => groups::<8>(row, first, out, e4m3_to_f32),
         }
     }
 }
@@ -71,24 +70,6 @@ fn unsigned(code: u8) -> f32 {
 #[inline(always)]
 fn signed(code: u8) -> f32 {
     f32::from(code as i8)
-}
-
-/// [`turbospark_tensor::e2m1_to_f32`] without a table.
-#[inline(always)]
-fn e2m1(code: u8) -> f32 {
-    let (sign, rest) = (u32::from(code & 8) << 28, u32::from(code & 7));
-    // Exponents count from 1 and not from 127; 0.5 is subnormal and comes out right.
-    let magnitude = f32::from_bits(rest << 22) * f32::from_bits((127 + 126) << 23);
-    f32::from_bits(sign | magnitude.to_bits())
-}
-
-/// [`turbospark_tensor::e4m3_to_f32`] without a branch.
-#[inline(always)]
-fn e4m3(code: u8) -> f32 {
-    let (sign, rest) = (u32::from(code & 0x80) << 24, u32::from(code & 0x7f));
-    let magnitude = f32::from_bits(rest << 20) * f32::from_bits((127 + 120) << 23);
-    let bits = if rest == 0x7f { f32::NAN.to_bits() } else { magnitude.to_bits() };
-    f32::from_bits(sign | bits)
 }
 
 /// Elements that are unpacked at a time.

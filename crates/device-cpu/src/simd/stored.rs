@@ -165,19 +165,21 @@ impl Weight {
         self.dtype.is_block() || self.scales.is_some()
     }
 
-    /// Dequantises elements `first..first + out.len()` of row `r` of a quantised `[n, k]` weight exactly.
+    /// Dequantises elements `first..first + out.len()` of row `r` of an `[n, k]` weight, as the reference does; those of
+    /// a plain weight are widened.
     ///
     /// # Safety
     /// The row has these elements; both ends are multiples of 32, or the second is the end of the row.
     #[inline(always)]
     pub(crate) unsafe fn dequantise<S: Simd>(&self, s: S, r: usize, first: usize, out: &mut [f32]) {
         let bytes = |elements: usize| self.dtype.bytes(elements).expect("checked: rows of whole blocks");
-        let row = self.ptr.wrapping_add(bytes(r * self.stride));
+        let ptr = self.ptr.wrapping_add(bytes(r * self.stride));
         // SAFETY: the caller's promise.
         unsafe {
             match &self.scales {
-                None => super::blocks::dequantise(s, self.dtype, row, first, out.len(), out.as_mut_ptr()),
-                Some(scales) => super::scaled::dequantise(s, scales.row(row, r), first, out),
+                Some(scales) => super::scaled::dequantise(s, scales.row(ptr, r), first, out),
+                None if self.dtype.is_block() => super::blocks::dequantise(s, self.dtype, ptr, first, out),
+                None => Vector { ptr, dtype: self.dtype }.widen(s, first, out),
             }
         }
     }

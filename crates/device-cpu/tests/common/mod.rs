@@ -59,21 +59,53 @@ pub fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
 
 /// Random blocks of a block type, `n` elements of about one in size.
 pub fn random_blocks(seed: u64, dtype: DType, n: usize) -> Vec<u8> {
-    let block = dtype.block();
     let len = dtype.bytes(n).unwrap();
     let mut bytes: Vec<u8> = random(seed, len).iter().map(|x| (x * 128.0) as i8 as u8).collect();
-    let (at, d): (&[usize], f32) = match dtype {
-        DType::Q8_0 => (&[0], 1.0 / 128.0),
-        DType::Q4_0 => (&[0], 1.0 / 8.0),
-        DType::Q4_K => (&[0, 2], 1.0 / 512.0),
-        DType::Q5_K => (&[0, 2], 1.0 / 1024.0),
-        DType::Q6_K => (&[208], 1.0 / 4096.0),
+    // About the largest that a code and the scales within a block make of a scale of one.
+    let d = match dtype {
+        DType::Q8_0 | DType::IQ4_NL => 1.0 / 128.0,
+        DType::Q4_0 | DType::MXFP4 => 1.0 / 8.0,
+        DType::Q4_1 | DType::Q5_0 => 1.0 / 16.0,
+        DType::Q5_1 => 1.0 / 32.0,
+        DType::Q2_K => 1.0 / 45.0,
+        DType::Q3_K => 1.0 / 128.0,
+        DType::Q4_K => 1.0 / 512.0,
+        DType::Q5_K => 1.0 / 1024.0,
+        DType::Q6_K | DType::IQ4_XS => 1.0 / 4096.0,
+        DType::IQ3_S => 1.0 / 512.0,
+        DType::IQ3_XXS | DType::IQ2_S | DType::IQ2_XS | DType::IQ2_XXS => 1.0 / 256.0,
+        DType::IQ1_M | DType::IQ1_S => 1.0 / 16.0,
+        DType::TQ1_0 | DType::TQ2_0 => 1.0,
         other => panic!("{other} is no block type"),
     };
-    for b in bytes.chunks_exact_mut(block.bytes) {
-        at.iter().for_each(|&at| b[at..at + 2].copy_from_slice(&f32_to_f16(d).to_le_bytes()));
-    }
+    bytes.chunks_exact_mut(dtype.block().bytes).for_each(|b| set_scales(dtype, b, f32_to_f16(d)));
     bytes
+}
+
+/// Gives a block's own scale and min, where it has one, a value; `MXFP4`, whose scales are powers of two, the nearest
+/// below.
+pub fn set_scales(dtype: DType, block: &mut [u8], half: u16) {
+    let at: &[usize] = match dtype {
+        DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
+        DType::Q2_K => &[80, 82],
+        DType::Q6_K => &[208],
+        DType::Q3_K => &[108],
+        DType::TQ1_0 => &[52],
+        DType::TQ2_0 => &[64],
+        DType::MXFP4 => {
+            block[0] = (half >> 10 & 31) as u8 + 127 - 15;
+            return;
+        }
+        DType::IQ1_M => {
+            for (i, word) in block[48..56].chunks_exact_mut(2).enumerate() {
+                let four = (half >> (4 * i) & 15) as u8;
+                word[1] = word[1] & 15 | four << 4;
+            }
+            return;
+        }
+        _ => &[0],
+    };
+    at.iter().for_each(|&at| block[at..at + 2].copy_from_slice(&half.to_le_bytes()));
 }
 
 /// A buffer that holds these bytes.
