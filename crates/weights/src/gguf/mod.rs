@@ -12,12 +12,14 @@ mod cursor;
 mod metadata;
 mod set;
 mod tensors;
+mod tokenizer;
 mod types;
 mod value;
 
 pub use metadata::Metadata;
 pub use set::{Set, from_bytes, open, open_set};
 pub use tensors::GgufTensor;
+pub use tokenizer::{generation_config_json, tokenizer_config_json, tokenizer_json};
 pub use value::{Array, Value};
 
 use crate::{Error, HeaderError, Result, WeightFile};
