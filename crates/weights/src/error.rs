@@ -344,7 +344,25 @@ pub enum MetadataError {
         /// Its type, and itself where it is short.
         is: String,
         /// What was expected.
-        expected: &'static str,
+        expected: String,
+    },
+    /// An element of an array that can't be used.
+    #[error("element {index}: {problem}")]
+    Element {
+        /// Which one, from 0 on.
+        index: usize,
+        /// What is wrong.
+        problem: String,
+    },
+    /// An array that doesn't go with another.
+    #[error("{is} elements, {of} has {expected}")]
+    Length {
+        /// How many there are.
+        is: usize,
+        /// The key of the other array.
+        of: &'static str,
+        /// How many that has.
+        expected: usize,
     },
     /// A key that is needed and absent.
     #[error("missing")]

@@ -146,7 +146,9 @@ impl Metadata {
         let Some(value) = self.get(key) else { return Ok(None) };
         match convert(value) {
             Some(value) => Ok(Some(value)),
-            None => Err(self.refuse(key, MetadataError::Wrong { is: value.to_string(), expected })),
+            None => {
+                Err(self.refuse(key, MetadataError::Wrong { is: value.to_string(), expected: expected.to_owned() }))
+            }
         }
     }
 

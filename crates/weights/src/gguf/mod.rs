@@ -24,6 +24,7 @@ pub use model::Mmproj;
 pub(crate) use model::{GgufModel, trunk_of};
 pub use set::{Set, from_bytes, open, open_set};
 pub use tensors::GgufTensor;
+pub use tokenizer::{generation_config_json, tokenizer_config_json, tokenizer_json};
 pub use value::{Array, Value};
 
 use crate::{Error, HeaderError, Result, WeightFile};
