@@ -8,15 +8,11 @@ use turbospark::{LoadOptions, Model};
 /// The model at `path`, or the embedded one.
 pub fn open(path: Option<&Path>, options: &LoadOptions) -> anyhow::Result<Model> {
     let Some(path) = path else { return embedded(options) };
-    let gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
-    if gguf && path.is_file() {
+    if !path.exists() {
         bail!(
-            "{}: GGUF files are not read yet; give the folder of a checkpoint with config.json and safetensors files",
+            "there is no model at {}; --model takes the folder of a downloaded checkpoint or a .gguf file",
             path.display()
         );
-    }
-    if !path.exists() {
-        bail!("there is no model at {}; --model takes the folder of a downloaded checkpoint", path.display());
     }
     Model::open(path, options).with_context(|| format!("cannot open the model {}", path.display()))
 }

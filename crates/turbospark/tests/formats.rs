@@ -137,7 +137,8 @@ fn quantised(source: &Stored, format: &Format) -> (Stored, Stored) {
     }
     for (name, each) in experts {
         let dims = [&[each.len()], each[0].dims.as_slice()].concat();
-        folder.insert(name, RawTensor::new(each[0].dtype(), &dims, each.iter().flat_map(|t| t.bytes.clone()).collect()));
+        folder
+            .insert(name, RawTensor::new(each[0].dtype(), &dims, each.iter().flat_map(|t| t.bytes.clone()).collect()));
     }
     if format.mlx {
         folder = folder.into_iter().map(|(name, t)| as_mlx(name, t)).collect();

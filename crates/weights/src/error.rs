@@ -167,6 +167,9 @@ pub enum Error {
         /// Its type.
         dtype: DType,
     },
+    /// A packed folder's list of its weights contradicts itself or the files.
+    #[error("turbospark.json: {0}")]
+    Manifest(String),
     /// A way of quantising that this build doesn't read, or that contradicts itself.
     #[error("config.json: quantisation: {0}")]
     Quantisation(String),

@@ -36,7 +36,11 @@ impl WeightFile {
         let file = File::open(path).map_err(io)?;
         let length = file.metadata().map_err(io)?.len();
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-        Ok(WeightFile { name, length, store: Arc::new(Store::File { path: path.to_owned(), file, mapping: Mutex::default() }) })
+        Ok(WeightFile {
+            name,
+            length,
+            store: Arc::new(Store::File { path: path.to_owned(), file, mapping: Mutex::default() }),
+        })
     }
 
     pub(crate) fn in_memory(name: &str, bytes: Mapping) -> Self {

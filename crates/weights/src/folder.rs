@@ -13,7 +13,7 @@ use crate::{
     error::shorten,
     gguf::{self, GgufModel, Mmproj},
     index::{INDEX_NAME, MAX_INDEX_BYTES, ShardIndex},
-    readings,
+    packed, readings,
 };
 
 const SINGLE_NAME: &str = "model.safetensors";
@@ -167,6 +167,9 @@ impl Folder {
         if let Origin::Gguf { model, .. } = &self.origin {
             return model.checkpoint();
         }
+        if let Some(manifest) = self.read_text(packed::MANIFEST_NAME, packed::MAX_MANIFEST_BYTES)? {
+            return packed::open(&manifest, |name| self.weight_file(name));
+        }
         let json = |text: Option<Cow<'static, str>>| text.and_then(|t| serde_json::from_str::<Value>(&t).ok());
         let config = json(self.text(Sidecar::Config)?);
         let older = json(self.read_text(OLDER_QUANTISATION, Sidecar::Config.max_bytes())?);
@@ -232,10 +235,12 @@ impl Folder {
 
     fn weight_file(&self, name: &str) -> Result<WeightFile> {
         match &self.origin {
-            Origin::Disk(folder) | Origin::Gguf { folder, .. } => WeightFile::open(&folder.join(name)).map_err(|e| match e {
-                Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => self.missing(name),
-                other => other,
-            }),
+            Origin::Disk(folder) | Origin::Gguf { folder, .. } => {
+                WeightFile::open(&folder.join(name)).map_err(|e| match e {
+                    Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => self.missing(name),
+                    other => other,
+                })
+            }
             Origin::Embedded(_) => match self.embedded_file(name) {
                 Some(bytes) => Ok(WeightFile::in_memory(name, Mapping::from(bytes))),
                 None => Err(self.missing(name)),

@@ -31,6 +31,7 @@ pub mod gguf;
 mod header;
 mod index;
 mod mapping;
+pub mod packed;
 mod piece;
 mod readings;
 

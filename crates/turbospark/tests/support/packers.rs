@@ -131,7 +131,8 @@ pub fn mlx_floats(mode: &'static str) -> Packer {
 /// E4M3 codes with a scale for blocks of `rows` x `columns`; sides of 0 are the whole side.
 pub fn fp8(sides: [usize; 2], suffix: &'static str) -> Packer {
     Box::new(move |stem, w, out, inner| {
-        let [rows, columns] = [if sides[0] == 0 { out } else { sides[0] }, if sides[1] == 0 { inner } else { sides[1] }];
+        let [rows, columns] =
+            [if sides[0] == 0 { out } else { sides[0] }, if sides[1] == 0 { inner } else { sides[1] }];
         let (gr, gc) = (out.div_ceil(rows), inner.div_ceil(columns));
         let mut most = vec![1e-9f32; gr * gc];
         for (i, v) in w.iter().enumerate() {
@@ -140,8 +141,7 @@ pub fn fp8(sides: [usize; 2], suffix: &'static str) -> Packer {
         }
         let scales: Vec<f32> = most.iter().map(|m| m / 448.0).collect();
         let scale = |i: usize| scales[i / inner / rows * gc + i % inner / columns];
-        let codes: Vec<u8> =
-            w.iter().enumerate().map(|(i, v)| nearest(v / scale(i), e4m3_to_f32, 0..=255)).collect();
+        let codes: Vec<u8> = w.iter().enumerate().map(|(i, v)| nearest(v / scale(i), e4m3_to_f32, 0..=255)).collect();
         let meaning = codes.iter().enumerate().map(|(i, &c)| e4m3_to_f32(c) * scale(i)).collect();
         let tensors = vec![
             (format!("{stem}.weight"), RawTensor::new(Dtype::F8_E4M3, &[out, inner], codes)),
@@ -154,7 +154,8 @@ pub fn fp8(sides: [usize; 2], suffix: &'static str) -> Packer {
 /// Signed bytes with a scale a row.
 pub fn int8() -> Packer {
     Box::new(|stem, w, out, inner| {
-        let scales: Vec<f32> = w.chunks_exact(inner).map(|r| r.iter().fold(1e-9f32, |m, v| m.max(v.abs())) / 127.0).collect();
+        let scales: Vec<f32> =
+            w.chunks_exact(inner).map(|r| r.iter().fold(1e-9f32, |m, v| m.max(v.abs())) / 127.0).collect();
         let codes: Vec<i8> = w.iter().enumerate().map(|(i, v)| (v / scales[i / inner]).round() as i8).collect();
         let meaning = codes.iter().enumerate().map(|(i, &c)| f32::from(c) * scales[i / inner]).collect();
         let bytes = codes.iter().map(|&c| c as u8).collect();
@@ -253,7 +254,11 @@ pub fn awq_gemv(group: usize) -> Packer {
         let tensors = vec![
             (
                 format!("{stem}.qweight"),
-                RawTensor::new(Dtype::I32, &[out, inner / 8], g.q.chunks_exact(inner).flat_map(|r| stream(r, 4)).collect()),
+                RawTensor::new(
+                    Dtype::I32,
+                    &[out, inner / 8],
+                    g.q.chunks_exact(inner).flat_map(|r| stream(r, 4)).collect(),
+                ),
             ),
             (
                 format!("{stem}.qzeros"),
@@ -291,7 +296,10 @@ pub fn gptq(bits: usize, group: usize, less_one: bool, symmetric: bool, act_orde
         };
         let order = words(of.iter().map(|&g| g as u32));
         let tensors = vec![
-            (format!("{stem}.qweight"), RawTensor::new(Dtype::I32, &[rows, out], turned(&column_words, out, rows).concat())),
+            (
+                format!("{stem}.qweight"),
+                RawTensor::new(Dtype::I32, &[rows, out], turned(&column_words, out, rows).concat()),
+            ),
             (format!("{stem}.qzeros"), RawTensor::new(Dtype::I32, &[groups, out * bits / 32], zeros)),
             (format!("{stem}.scales"), RawTensor::new(Dtype::F16, &[groups, out], f16s(&turned(&g.s, out, groups)))),
             (format!("{stem}.g_idx"), RawTensor::new(Dtype::I32, &[inner], order)),
@@ -312,9 +320,9 @@ pub fn compressed(bits: usize, group: usize, symmetric: bool, dense: bool) -> Pa
         let g = grouped(w, inner, &of, groups, bits, symmetric);
         let pack = |fields: &[u8]| match dense {
             true => stream(fields, bits),
-            false => words(fields.chunks(32 / bits).map(|c| {
-                c.iter().enumerate().map(|(k, &f)| u32::from(f) << (k * bits)).sum()
-            })),
+            false => words(
+                fields.chunks(32 / bits).map(|c| c.iter().enumerate().map(|(k, &f)| u32::from(f) << (k * bits)).sum()),
+            ),
         };
         let codes: Vec<u8> = g.q.chunks_exact(inner).flat_map(pack).collect();
         let row = codes.len() / 4 / out;

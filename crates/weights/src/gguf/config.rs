@@ -58,7 +58,8 @@ pub(super) fn trunk_shape(set: &Set) -> Result<TrunkShape> {
     let blocks = keys.size("block_count")?;
     let extra = keys.count("nextn_predict_layers")?.unwrap_or(0);
     let layers = usize::try_from(extra).ok().and_then(|extra| blocks.checked_sub(extra)).filter(|n| *n > 0);
-    let layers = layers.ok_or_else(|| refuse(metadata, format!("{extra} of {blocks} blocks predict further tokens")))?;
+    let layers =
+        layers.ok_or_else(|| refuse(metadata, format!("{extra} of {blocks} blocks predict further tokens")))?;
     let heads = keys.size("attention.head_count")?;
     let kv_heads = keys.count("attention.head_count_kv")?.map_or(heads, |n| n as usize);
     let delta_heads = match arch.is_qwen35() {
@@ -102,7 +103,8 @@ pub(super) fn config_json(trunk: &Set, tower: Option<&Set>, rope_factors: Option
         ("vision_end_token_id", "<|vision_end|>"),
     ] {
         let id = tokens.iter().position(|t| t == token);
-        let id = id.ok_or_else(|| refuse(&trunk.metadata, format!("its vocabulary has no {token}, so it can't see")))?;
+        let id =
+            id.ok_or_else(|| refuse(&trunk.metadata, format!("its vocabulary has no {token}, so it can't see")))?;
         config[key] = json!(id);
     }
     Ok(config.to_string())
@@ -239,7 +241,8 @@ fn vision_config(trunk: &Set, tower: &Set) -> Result<Value> {
     {
         return Err(refuse(metadata, format!("clip.vision.attention.layer_norm_epsilon is {eps}, expected 1e-6")));
     }
-    let hidden = Keys { metadata: &trunk.metadata, prefix: Arch::of(&trunk.metadata)?.name() }.need("embedding_length")?;
+    let hidden =
+        Keys { metadata: &trunk.metadata, prefix: Arch::of(&trunk.metadata)?.name() }.need("embedding_length")?;
     let width = keys.need("projection_dim")?;
     if width != hidden {
         return Err(refuse(

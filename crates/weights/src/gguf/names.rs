@@ -85,7 +85,10 @@ impl Arch {
         }
         Err(Error::Gguf {
             file: metadata.file().to_owned(),
-            problem: format!("architecture {name:?} is not read; this build reads {}", Self::ALL.map(Self::name).join(", ")),
+            problem: format!(
+                "architecture {name:?} is not read; this build reads {}",
+                Self::ALL.map(Self::name).join(", ")
+            ),
         })
     }
 }
@@ -179,13 +182,9 @@ fn entry(file: FileId, tensor: &GgufTensor) -> Entry {
     let (offset, length) = (tensor.offset, tensor.length);
     match (tensor.dtype, shape) {
         (Some(dtype), Some(shape)) => Entry::Place(Place { file, offset, length, dtype, shape }),
-        _ => Entry::Foreign(Foreign {
-            file,
-            offset,
-            length,
-            dtype: tensor.type_name.clone(),
-            dims: tensor.dims.clone(),
-        }),
+        _ => {
+            Entry::Foreign(Foreign { file, offset, length, dtype: tensor.type_name.clone(), dims: tensor.dims.clone() })
+        }
     }
 }
 

@@ -81,7 +81,9 @@ pub(crate) fn open(text: &str, file: impl Fn(&str) -> Result<WeightFile>) -> Res
     let manifest: Manifest = serde_json::from_str(text).map_err(|e| refuse(e.to_string()))?;
     if manifest.format != FORMAT || manifest.version != VERSION {
         let (format, version) = (shorten(&manifest.format), manifest.version);
-        return Err(refuse(format!("{format:?} version {version} is not read; pack the model again with this program")));
+        return Err(refuse(format!(
+            "{format:?} version {version} is not read; pack the model again with this program"
+        )));
     }
     let mut files = Vec::new();
     for listed in &manifest.files {
@@ -99,7 +101,12 @@ pub(crate) fn open(text: &str, file: impl Fn(&str) -> Result<WeightFile>) -> Res
     let mut table = Table::new();
     for unit in &manifest.units {
         if unit.file >= files.len() {
-            return Err(refuse(format!("unit {:?} lies in file {} of {}", shorten(&unit.name), unit.file, files.len())));
+            return Err(refuse(format!(
+                "unit {:?} lies in file {} of {}",
+                shorten(&unit.name),
+                unit.file,
+                files.len()
+            )));
         }
         for tensor in &unit.tensors {
             let bad = |problem: String| refuse(format!("tensor {:?}: {problem}", shorten(&tensor.name)));

@@ -14,7 +14,7 @@ mod writer;
 
 pub use layout::{Part, Spec, Unit};
 pub use manifest::MANIFEST_NAME;
-pub(crate) use manifest::open;
+pub(crate) use manifest::{MAX_MANIFEST_BYTES, open};
 pub use writer::{PackError, Writer};
 
 /// Where units begin: what direct reads ask for.

@@ -55,13 +55,15 @@ pub(super) fn scaled(
         float if FLOATS.contains(&float) => float,
         other => return Err(bad(scale_name, format!("element type {other}, expected a float type or U8"))),
     };
+    // One group a row, whatever its length.
+    let row = inner.next_multiple_of(16);
     let lead = &codes.shape.dims()[..codes.shape.rank() - 2];
     let grid = |rows: usize, columns: usize| [lead, &[out.div_ceil(rows), inner.div_ceil(columns)]].concat();
     let dims = scales.shape.dims();
     let (rows, group) = match sides {
         Some([rows, columns]) if dims == grid(rows, columns) => (rows, columns),
-        _ if dims == grid(1, inner) || dims == [lead, &[out]].concat() => (1, inner),
-        _ if scales.shape.elements() == lead.iter().product::<usize>() => (out, inner),
+        _ if dims == grid(1, row) || dims == [lead, &[out]].concat() => (1, row),
+        _ if scales.shape.elements() == lead.iter().product::<usize>() => (out, row),
         _ => {
             let expected = sides.map_or(format!("[{out}, 1] or one"), |[r, c]| format!("{:?} or one", grid(r, c)));
             return Err(bad(scale_name, format!("shape {}, expected {expected} by the weight's", scales.shape)));
