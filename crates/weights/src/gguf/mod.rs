@@ -9,6 +9,7 @@
 //! [`Metadata`] tells absent (`None`) from wrong (an error).
 
 mod cursor;
+mod error;
 mod metadata;
 mod set;
 mod tensors;
@@ -16,6 +17,7 @@ mod tokenizer;
 mod types;
 mod value;
 
+pub use error::{MetadataError, SplitError};
 pub use metadata::Metadata;
 pub use set::{Set, from_bytes, open, open_set};
 pub use tensors::GgufTensor;
