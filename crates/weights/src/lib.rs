@@ -37,9 +37,10 @@ mod readings;
 
 pub use checkpoint::{Checkpoint, Conventions, Entry, FileId, Foreign, Place};
 pub use claims::Claims;
-pub use error::{Error, HeaderError, MetadataError, SplitError, TensorError};
+pub use error::{Error, HeaderError, TensorError};
 pub use file::WeightFile;
 pub use folder::{Folder, Sidecar};
+pub use gguf::{MetadataError, SplitError};
 pub use header::MAX_HEADER_BYTES;
 pub use mapping::Mapping;
 pub use piece::{Linear, Made, Piece, Scaled};

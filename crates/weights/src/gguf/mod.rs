@@ -10,6 +10,7 @@
 
 mod config;
 mod cursor;
+mod error;
 mod metadata;
 mod model;
 mod names;
@@ -19,6 +20,7 @@ mod tokenizer;
 mod types;
 mod value;
 
+pub use error::{MetadataError, SplitError};
 pub use metadata::Metadata;
 pub use model::Mmproj;
 pub(crate) use model::{GgufModel, trunk_of};
