@@ -25,6 +25,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "turbospark-tensor",
         ],
     ),
+    ("turbospark-hub", &[]),
     ("turbospark-cli", &["turbospark"]),
 ];
 
