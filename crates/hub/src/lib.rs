@@ -33,6 +33,7 @@ mod http;
 mod listing;
 mod local;
 mod pull;
+mod remove;
 mod settings;
 mod spec;
 
@@ -42,5 +43,6 @@ pub use error::{Error, Result};
 pub use event::{Event, Watch};
 pub use local::{Format, LocalModel};
 pub use pull::{Pulled, PulledFile, pull};
+pub use remove::Removal;
 pub use settings::{Settings, Token};
 pub use spec::{RepoId, Spec};
