@@ -28,6 +28,8 @@ const SIDECARS: [&str; 13] = [
 ];
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// Several times the largest published index.
+pub(crate) const MAX_INDEX: u64 = 64 << 20;
 
 /// A file by its path in the repository.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -130,6 +130,9 @@ impl Client {
             ureq::Error::HostNotFound => "no such host; is there a network? --offline uses what is here".into(),
             ureq::Error::Timeout(_) => "no answer in time".into(),
             ureq::Error::Rustls(e) => format!("{e}; are the system's root certificates installed?"),
+            ureq::Error::Io(e) if e.kind() == InvalidData => format!(
+                "{e}; if a proxy between here and there has a certificate of its own, SSL_CERT_FILE names its issuer's"
+            ),
             other => other.to_string(),
         };
         let error = Error::Network { host: host.to_owned(), problem };

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::cache::{Cache, Pointer, RepoFolder};
-use crate::choose::{Choice, File, choose, shards};
+use crate::choose::{Choice, File, MAX_INDEX, choose, shards};
 use crate::error::{Error, Result};
 use crate::gguf::{Group, groups, mmproj};
 use crate::spec::{RepoId, Spec};
@@ -133,8 +133,7 @@ impl<'a> Snapshot<'a> {
     fn safetensors(&self, mut files: Vec<String>, index: Option<String>) -> LocalModel {
         let mut missing = None;
         if let Some(index) = index {
-            let path = self.repo.snapshot(self.commit).join(index);
-            match fs::read_to_string(&path).map_err(|e| e.to_string()).and_then(|text| shards(&text)) {
+            match self.read_index(&index).and_then(|text| shards(&text)) {
                 Ok(shards) => {
                     let (here, gone): (Vec<_>, Vec<_>) = shards.into_iter().partition(|s| self.has(s));
                     if let Some(first) = gone.first() {
@@ -147,6 +146,14 @@ impl<'a> Snapshot<'a> {
             }
         }
         self.model(Format::Safetensors, self.repo.snapshot(self.commit), files, missing)
+    }
+
+    fn read_index(&self, index: &str) -> Result<String, String> {
+        let path = self.repo.snapshot(self.commit).join(index);
+        match fs::metadata(&path) {
+            Ok(m) if m.len() > MAX_INDEX => Err(format!("{index} is longer than {MAX_INDEX} bytes")),
+            _ => fs::read_to_string(&path).map_err(|e| format!("{index}: {e}")),
+        }
     }
 
     fn gguf(&self, group: &Group) -> LocalModel {

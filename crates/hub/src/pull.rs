@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::cache::{Cache, RepoFolder};
-use crate::choose::{Choice, choose, shards};
+use crate::choose::{Choice, MAX_INDEX, choose, shards};
 use crate::download::fetch;
 use crate::error::{Error, Result, at};
 use crate::event::{Event, Watch, tell};
@@ -124,7 +124,6 @@ impl Work<'_> {
     }
 
     fn read(&self, file: &RemoteFile, downloaded: &mut u64, watch: &mut Watch<'_>) -> Result<String> {
-        const MAX_INDEX: u64 = 64 << 20;
         if file.size > MAX_INDEX {
             let problem = format!("{} has {} bytes; {MAX_INDEX} are read", file.path, file.size);
             return Err(Error::Listing { repo: self.repo.id.to_string(), problem });

@@ -6,17 +6,11 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use server::{COMMIT, REPO, Repository, Server, noise, sha256};
-use turbospark_hub::{Cache, Error, Settings, Spec, pull};
-
-fn spec(text: &str) -> Spec {
-    text.parse().unwrap()
-}
+use server::{COMMIT, REPO, Repository, Server, noise, run, settings, sha256, spec};
+use turbospark_hub::{Cache, Error, Event, pull};
 
 fn fetch(cache: &Path, server: &Server, name: &str) {
-    let mut settings = Settings::new(cache);
-    (settings.endpoint, settings.proxy) = (server.url(), false);
-    pull(&spec(name), &settings, &mut |_| ControlFlow::Continue(())).unwrap();
+    run(&settings(cache, server), name).unwrap();
 }
 
 fn single(commit: &str, config: &[u8]) -> Repository {
@@ -138,14 +132,12 @@ fn links_that_lead_outside_are_cut_and_not_followed() {
 #[test]
 fn a_model_that_is_being_pulled_is_not_removed() {
     let folder = tempfile::tempdir().unwrap();
-    let (cache, path) = (Cache::new(folder.path()), folder.path().to_owned());
+    let cache = Cache::new(folder.path());
     fetch(folder.path(), &single(COMMIT, b"{}").serve(|_| None), REPO);
     let mut busy = None;
     let server = single(&"2".repeat(40), b"{\"new\": 1}").serve(|_| None);
-    let mut settings = Settings::new(&path);
-    (settings.endpoint, settings.proxy) = (server.url(), false);
-    pull(&spec(REPO), &settings, &mut |event| {
-        if let turbospark_hub::Event::File { .. } = event {
+    pull(&spec(REPO), &settings(folder.path(), &server), &mut |event| {
+        if let Event::File { .. } = event {
             busy = Some(cache.removal(&spec(REPO)).unwrap().apply());
         }
         ControlFlow::Continue(())

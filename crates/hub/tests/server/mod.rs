@@ -4,10 +4,14 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sha1::Digest as _;
+use turbospark_hub::{Error, Pulled, Settings, Spec, pull};
 
 pub const COMMIT: &str = "1111111111111111111111111111111111111111";
 pub const REPO: &str = "org/name";
@@ -270,4 +274,47 @@ fn decode(path: &str) -> String {
         bytes.push(if b == b'%' { 16 * digit(rest.next()) + digit(rest.next()) } else { b });
     }
     String::from_utf8(bytes).expect("paths are UTF-8")
+}
+
+pub const WEIGHTS: &str = "model.safetensors";
+
+pub fn single() -> Repository {
+    Repository::new(&[("config.json", b"{}"), (WEIGHTS, &noise(7, 400_000))])
+}
+
+pub fn settings(cache: &Path, server: &Server) -> Settings {
+    let mut settings = Settings::new(cache);
+    settings.endpoint = server.url();
+    settings.proxy = false;
+    settings.timeout = Duration::from_secs(5);
+    settings.backoff = Duration::from_millis(5);
+    settings
+}
+
+pub fn spec(text: &str) -> Spec {
+    text.parse().unwrap()
+}
+
+pub fn run(settings: &Settings, name: &str) -> Result<Pulled, Error> {
+    pull(&spec(name), settings, &mut |_| ControlFlow::Continue(()))
+}
+
+pub fn blobs(cache: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(cache.join("models--org--name/blobs")) else { return Vec::new() };
+    let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Answers the first `times` requests whose path ends so with `reply`.
+pub fn first(
+    times: usize,
+    ending: &'static str,
+    reply: impl Fn(&Request) -> Reply + Send + Sync + 'static,
+) -> impl Fn(&Request) -> Option<Reply> + Send + Sync + 'static {
+    let count = AtomicUsize::new(0);
+    move |request| {
+        let hit = request.path.ends_with(ending) && count.fetch_add(1, Ordering::SeqCst) < times;
+        hit.then(|| reply(request))
+    }
 }
