@@ -26,7 +26,7 @@ const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     ("turbospark-hub", &[]),
-    ("turbospark-cli", &["turbospark"]),
+    ("turbospark-cli", &["turbospark", "turbospark-hub"]),
 ];
 
 #[test]
