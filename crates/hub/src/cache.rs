@@ -83,9 +83,14 @@ impl RepoFolder {
         self.blobs().join(file.digest.hex())
     }
 
-    /// What there is of a blob on its way, under the name that the Python client uses too.
+    /// What there is of a blob on its way.
     pub(crate) fn incomplete(&self, file: &RemoteFile) -> PathBuf {
         self.blobs().join(format!("{}.incomplete", file.digest.hex()))
+    }
+
+    /// The same where no lock keeps others from it: two that write one file could leave a hole in it.
+    pub(crate) fn incomplete_of_this_process(&self, file: &RemoteFile) -> PathBuf {
+        self.blobs().join(format!("{}.{}.incomplete", file.digest.hex(), std::process::id()))
     }
 
     pub(crate) fn snapshots(&self) -> PathBuf {
@@ -193,7 +198,8 @@ impl RepoFolder {
         Ok(())
     }
 
-    /// Keeps others from fetching the same blob. Waits as long as they do: a lock ends with its process.
+    /// Keeps others from fetching the same blob. Waits as long as they do: a lock ends with its process. `None`
+    /// where the disk has no locks.
     pub(crate) fn lock_blob(&self, file: &RemoteFile, watch: &mut Watch<'_>) -> Result<Option<File>> {
         let lock = self.lock_file(&format!("{}.lock", file.digest.hex()))?;
         let mut told = false;
@@ -211,8 +217,7 @@ impl RepoFolder {
         }
     }
 
-    /// Held by every pull of the model, so that a removal can tell. `None` where the disk has no locks: then two
-    /// at once can only fail, since nothing is kept that was not checked.
+    /// Held by every pull of the model, so that a removal can tell. `None` where the disk has no locks.
     pub(crate) fn lock_shared(&self) -> Result<Option<File>> {
         let lock = self.lock_file("turbospark.lock")?;
         Ok(lock.lock_shared().is_ok().then_some(lock))

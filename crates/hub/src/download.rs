@@ -16,29 +16,29 @@ use crate::spec::RepoId;
 /// Bytes after which a connection that is cut again counts as a new trouble.
 const A_WHILE: u64 = 1 << 20;
 
-/// Fetches a blob that is not there, under its lock. What comes is kept under another name until its length and
-/// checksum are the listed ones; a cut leaves it there for the next attempt, in this run or a later one.
+/// Fetches a blob that is not there, under its lock, and says how many bytes came. What comes is kept as `incomplete`
+/// until its length and checksum are the listed ones; a cut leaves it there for the next attempt, in this run or a
+/// later one.
 pub(crate) fn fetch(
     hub: &Hub<'_>,
     repo: &RepoFolder,
     commit: &str,
     file: &RemoteFile,
+    incomplete: PathBuf,
     watch: &mut Watch<'_>,
 ) -> Result<u64> {
     let blobs = repo.blobs();
     fs::create_dir_all(&blobs).map_err(at(&blobs))?;
     let endpoint = &hub.settings.endpoint;
     let url = format!("{endpoint}/{}/resolve/{commit}/{}", repo.id, encode_path(&file.path));
-    let mut partial = Partial::open(repo.incomplete(file), file, watch)?;
+    let mut partial = Partial::open(incomplete, file, watch)?;
     // Bytes that no checksum has seen since they were written.
     let mut inherited = partial.have > 0;
     let mut patience = Patience::new(hub.settings.backoff);
-    let mut came = 0;
     loop {
         while partial.have < file.size {
             let before = partial.have;
             let attempt = partial.fetch_rest(hub, &repo.id, &url, file, watch);
-            came += partial.have.saturating_sub(before);
             if partial.have >= before + A_WHILE {
                 patience.renew();
             }
@@ -65,9 +65,14 @@ pub(crate) fn fetch(
     let blob = repo.blob(file);
     // The name says that the content is checked, also after the power failed.
     partial.file.sync_all().map_err(at(&partial.path))?;
+    let length = partial.file.metadata().map_err(at(&partial.path))?.len();
+    if length != file.size {
+        partial.discard()?;
+        return Err(Error::Size { file: file.path.clone(), wanted: file.size, came: length });
+    }
     drop(partial.file);
     fs::rename(&partial.path, &blob).map_err(at(&blob))?;
-    Ok(came)
+    Ok(partial.came)
 }
 
 /// A file on its way.
@@ -75,6 +80,8 @@ struct Partial {
     path: PathBuf,
     file: File,
     have: u64,
+    /// Bytes of this run, those that had to come again included.
+    came: u64,
     hasher: Hasher,
     /// The server gave another part than the one asked for: ask for the whole from now on.
     whole_only: bool,
@@ -88,7 +95,8 @@ impl Partial {
         let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
         let handle = open.map_err(at(&path))?;
         let hasher = file.digest.hasher(file.size);
-        let mut partial = Partial { path, file: handle, have: 0, hasher, whole_only: false, ended_early: None };
+        let mut partial =
+            Partial { path, file: handle, have: 0, came: 0, hasher, whole_only: false, ended_early: None };
         let length = partial.file.metadata().map_err(at(&partial.path))?.len();
         if length > file.size {
             partial.restart(file)?;
@@ -191,6 +199,7 @@ impl Partial {
             self.file.write_all(&buffer[..n]).map_err(at(&self.path)).map_err(Failure::Final)?;
             self.hasher.update(&buffer[..n]);
             self.have = have;
+            self.came += n as u64;
             tell(watch, Event::Bytes(n as u64)).map_err(Failure::Final)?;
         }
     }

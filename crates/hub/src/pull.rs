@@ -111,7 +111,11 @@ impl Work<'_> {
         if missing {
             let here = self.here(file);
             tell(watch, Event::File { name: &file.path, bytes: file.size, from: here })?;
-            *downloaded += fetch(self.hub, self.repo, commit, file, watch)?;
+            let incomplete = match lock {
+                Some(_) => self.repo.incomplete(file),
+                None => self.repo.incomplete_of_this_process(file),
+            };
+            *downloaded += fetch(self.hub, self.repo, commit, file, incomplete, watch)?;
         }
         if !self.repo.has(commit, file) {
             self.repo.place(commit, file)?;
