@@ -7,7 +7,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 use turbospark::device::Precision;
 use turbospark::{Cancel, DeviceChoice, GenerateOptions, KvFormat, LoadOptions, Mmproj, Quant, Sampling};
 
-use crate::commands::{bench, chat, inspect, preprocess, read, run, trace};
+use crate::commands::{bench, chat, inspect, list, preprocess, pull, read, rm, run, trace};
 use crate::outcome::Usage;
 
 /// Read pages, ask about images and chat with Qwen vision-language models on this machine.
@@ -28,6 +28,7 @@ Examples:
   turbospark run --image photo.jpg \"What is on the table?\" --model Qwen3-VL-2B-Instruct
   turbospark chat --model Qwen3.5-0.8B
   turbospark inspect Qwen3-VL-2B-Instruct
+  turbospark pull Qwen/Qwen3-VL-2B-Instruct
 
 Results go to stdout, everything else to stderr. Exit codes: 0 all done (also when the reader
 of a pipe stops reading), 1 some part failed or was cut short, 2 wrong usage, 130 interrupted.";
@@ -48,13 +49,20 @@ pub enum Command {
     Bench(bench::BenchArgs),
     /// Write the named tensors of every stage, to hold against a reference
     Trace(trace::TraceArgs),
+    /// Fetch a model from the hub, or go on where an earlier pull ended
+    Pull(pull::PullArgs),
+    /// Show the models that were pulled
+    List(list::ListArgs),
+    /// Remove a pulled model
+    Rm(rm::RmArgs),
 }
 
 /// Which model.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// Folder of a checkpoint or a .gguf file; without it the small embedded model that reads printed English
-    #[arg(long, value_name = "DIR|FILE.gguf")]
+    /// Folder of a checkpoint, a .gguf file, or a pulled model such as org/name; without it the small embedded model
+    /// that reads printed English
+    #[arg(long, value_name = "DIR|FILE.gguf|NAME")]
     pub model: Option<PathBuf>,
     #[command(flatten)]
     pub load: LoadArgs,

@@ -50,10 +50,7 @@ impl Model {
     /// What is missing, damaged or not supported, by file, key or tensor.
     pub fn open(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         let path = path.as_ref();
-        let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let name = whole.file_stem().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
-        // A folder named `Qwen3.5-0.8B` has no extension to cut.
-        let name = if whole.is_dir() { whole.file_name().unwrap_or_default().to_string_lossy().into() } else { name };
+        let name = options.name.clone().unwrap_or_else(|| name_of(path));
         Self::load(&Folder::open_with(path, &options.mmproj)?, name, options)
     }
 
@@ -258,6 +255,17 @@ impl Engine {
             states: Pool::new(shape.states),
         })
     }
+}
+
+/// The name of a folder, or of a file without its extension.
+fn name_of(path: &Path) -> String {
+    let named = |path: &Path| {
+        // A folder named `Qwen3.5-0.8B` has no extension to cut.
+        let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+        name.map(|name| name.to_string_lossy().into_owned())
+    };
+    // As it was given, since links may lead to files named by hash; `.` and the like have no name of their own.
+    named(path).or_else(|| named(&path.canonicalize().ok()?)).unwrap_or_else(|| "model".into())
 }
 
 fn context(config: &Config, options: &LoadOptions) -> Result<usize> {

@@ -37,6 +37,8 @@ impl FromStr for DeviceChoice {
 /// How a model is loaded. The defaults suit a person at a machine.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
+    /// What the model is called; `None` takes the name of its folder or file.
+    pub name: Option<String>,
     /// Which device runs it.
     pub device: DeviceChoice,
     /// Worker threads; `None` takes the physical cores that the process may use.
@@ -81,6 +83,7 @@ impl LoadOptions {
 impl Default for LoadOptions {
     fn default() -> Self {
         LoadOptions {
+            name: None,
             device: DeviceChoice::Auto,
             threads: None,
             isa: None,

@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use turbospark::Model;
 use turbospark::config::{LayerKind, MlpKind, TextConfig, VisionConfig};
+use turbospark_hub::Bytes;
 
 use crate::args::LoadArgs;
 use crate::outcome::Outcome;
@@ -15,11 +16,11 @@ use crate::{console, model};
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct InspectArgs {
-    /// Folder of a checkpoint; without it the embedded model
+    /// Folder of a checkpoint, or a pulled model such as org/name; without it the embedded model
     #[arg(value_name = "MODEL")]
     path: Option<PathBuf>,
     /// The same as MODEL
-    #[arg(long = "model", value_name = "DIR", conflicts_with = "path")]
+    #[arg(long = "model", value_name = "DIR|NAME", conflicts_with = "path")]
     model: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
@@ -181,7 +182,7 @@ fn table(facts: &Value) -> String {
             "model",
             format!("{}, family {}, {}", word(&facts["model"]), word(&facts["family"]), word(&facts["architecture"])),
         ),
-        ("parameters", format!("{}, {}", short(number(&facts["parameters"])), size(number(&facts["bytes"])))),
+        ("parameters", format!("{}, {}", short(number(&facts["parameters"])), Bytes(number(&facts["bytes"])))),
     ];
     let t = &facts["text"];
     let kinds = [("linear_attention_layers", "with linear attention"), ("expert_layers", "with experts")];
@@ -230,7 +231,7 @@ fn table(facts: &Value) -> String {
         let bits = format!("{:.2}", g["bits_per_weight"].as_f64().unwrap_or(0.0));
         let (tensors, parameters) = (number(&g["tensors"]), number(&g["parameters"]));
         let (part, dtype) = (word(&g["part"]), word(&g["dtype"]));
-        let bytes = size(number(&g["bytes"]));
+        let bytes = Bytes(number(&g["bytes"])).to_string();
         out += &format!("{part:<26}{dtype:<14}{tensors:>8}{parameters:>14}{bytes:>12}{bits:>9}\n");
     }
     if number(&facts["skipped_tensors"]) > 0 {
@@ -238,7 +239,7 @@ fn table(facts: &Value) -> String {
     }
     out.push('\n');
     for f in facts["files"].as_array().into_iter().flatten() {
-        out += &format!("{}  {}\n", word(&f["name"]), size(number(&f["bytes"])));
+        out += &format!("{}  {}\n", word(&f["name"]), Bytes(number(&f["bytes"])));
     }
     out
 }
@@ -250,16 +251,4 @@ fn short(n: u64) -> String {
         1_000_000.. => format!("{:.1} million", n as f64 / 1e6),
         _ => n.to_string(),
     }
-}
-
-/// Bytes in binary units.
-fn size(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", UNITS[unit]) }
 }

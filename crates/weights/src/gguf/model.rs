@@ -41,7 +41,7 @@ impl GgufModel {
             Mmproj::Without => None,
             Mmproj::At(path) => Some(open_tower(path)?),
             Mmproj::Beside if !shape.arch.may_see() => None,
-            Mmproj::Beside => beside(path)?.map(|path| open_tower(&path)).transpose()?,
+            Mmproj::Beside => beside(path, &trunk)?,
         };
         let factors = rope_factors(&trunk)?;
         let metadata = &trunk.metadata;
@@ -124,22 +124,25 @@ pub(crate) fn is_mmproj(name: &str) -> bool {
 
 /// The vision tower that belongs to a model, by its name: the only one there is, else the one whose name has the most
 /// in common with the model's; of several precisions F16, BF16, F32, then Q8_0.
-fn beside(path: &Path) -> Result<Option<PathBuf>> {
+fn beside(path: &Path, trunk: &Set) -> Result<Option<Set>> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let io = |source| Error::Io { path: folder.to_owned(), source };
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(io)? {
-        names.extend(entry.map_err(io)?.file_name().into_string());
-    }
-    names.retain(|name| is_mmproj(name) && name.to_ascii_lowercase().ends_with(".gguf"));
     let stem = path.file_stem().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-    let Some(name) = best(&stem, &names) else { return Ok(None) };
-    let chosen = folder.join(name);
-    let file = WeightFile::open(&chosen)?;
-    if !is_gguf(&file)? {
-        return Ok(None);
+    if let Some(path) = chosen(folder, &stem)? {
+        return open_tower(&path).map(Some);
     }
-    Ok(Some(chosen))
+    // Repositories with a folder a format have the tower in the one above; what else lies there is not asked for.
+    let Some(path) = folder.parent().map(|above| chosen(above, &stem)).transpose()?.flatten() else { return Ok(None) };
+    let tower = open_tower(&path)?;
+    Ok(config::config_json(trunk, Some(&tower), None).is_ok().then_some(tower))
+}
+
+fn chosen(folder: &Path, stem: &str) -> Result<Option<PathBuf>> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Ok(None) };
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    names.retain(|name| is_mmproj(name) && name.to_ascii_lowercase().ends_with(".gguf"));
+    let Some(name) = best(stem, &names) else { return Ok(None) };
+    let path = folder.join(name);
+    Ok(is_gguf(&WeightFile::open(&path)?)?.then_some(path))
 }
 
 fn best<'a>(stem: &str, names: &'a [String]) -> Option<&'a String> {
