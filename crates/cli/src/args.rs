@@ -7,7 +7,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 use turbospark::device::Precision;
 use turbospark::{Cancel, DeviceChoice, GenerateOptions, KvFormat, LoadOptions, Mmproj, Quant, Sampling};
 
-use crate::commands::{bench, chat, inspect, list, preprocess, pull, read, rm, run, trace};
+use crate::commands::{bench, chat, inspect, list, pack, preprocess, pull, read, rm, run, trace};
 use crate::outcome::Usage;
 
 /// Read pages, ask about images and chat with Qwen vision-language models on this machine.
@@ -49,6 +49,8 @@ pub enum Command {
     Bench(bench::BenchArgs),
     /// Write the named tensors of every stage, to hold against a reference
     Trace(trace::TraceArgs),
+    /// Lay a model out for reading from disk, and quantise it
+    Pack(pack::PackArgs),
     /// Fetch a model from the hub, or go on where an earlier pull ended
     Pull(pull::PullArgs),
     /// Show the models that were pulled
@@ -251,7 +253,7 @@ pub fn precision(text: &str) -> Result<Precision, String> {
     }
 }
 
-fn mmproj(text: &str) -> Result<Mmproj, std::convert::Infallible> {
+pub fn mmproj(text: &str) -> Result<Mmproj, std::convert::Infallible> {
     Ok(if text == "none" { Mmproj::Without } else { Mmproj::At(text.into()) })
 }
 

@@ -17,7 +17,7 @@ pub fn open(path: Option<&Path>, options: &LoadOptions) -> anyhow::Result<Model>
 }
 
 /// Where the model is: a file or folder as it is, a name such as `org/name` in the cache of pulled models.
-fn locate(given: &Path) -> anyhow::Result<PathBuf> {
+pub fn locate(given: &Path) -> anyhow::Result<PathBuf> {
     if given.exists() {
         return Ok(given.to_owned());
     }

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use turbospark_device::{Buffer, Device, DeviceError, Mapping, WeightLayout};
+use turbospark_device::{Buffer, Device, DeviceError, Mapping, ReferenceDevice, WeightLayout};
 use turbospark_tensor::quant::requantise;
 use turbospark_tensor::{DType, Shape};
 use turbospark_weights::{Checkpoint, Claims, FileId, Linear, Piece, Scaled};
@@ -54,20 +54,43 @@ impl Model {
     /// # Errors
     /// As [`Model::load`]; a weight that is not finite or too large for its format, by name.
     pub fn load_as(config: Config, checkpoint: &Checkpoint, device: &dyn Device, how: &LoadAs) -> Result<Self> {
-        let mut l = Loader { device, how: *how, claims: checkpoint.claims(), files: HashMap::new() };
-        let vision = config.vision.as_ref().map(|v| l.tower(v)).transpose()?;
-        let deepstack_blocks = config.vision.as_ref().map_or(Vec::new(), |v| v.deepstack_visual_indexes.clone());
-        let trunk = l.trunk(&config, deepstack_blocks)?;
-        let skipped_tensors = l.claims.finish(KNOWN_SKIPS)?;
-        Ok(Model { config, trunk, vision, skipped_tensors })
+        let loader = Loader { device, how: *how, claims: checkpoint.claims(), files: HashMap::new(), plan: None };
+        loader.load(config).map(|(model, _)| model)
     }
+}
+
+/// A tensor that a model asks for, and what becomes of it.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// Its published name.
+    pub name: String,
+    /// Where it comes from.
+    pub source: Linear,
+    /// The block format that it is quantised to; `None` where it stays as it is stored.
+    pub target: Option<DType>,
+    /// Whether it is stored `[.., in, out]`.
+    pub in_out: bool,
+}
+
+/// The tensors of a model in the order in which a pass uses them, without bringing one.
+///
+/// # Errors
+/// As [`Model::load_as`], but for what only the tensors' bytes show.
+pub fn plan(config: Config, checkpoint: &Checkpoint, how: &LoadAs) -> Result<Vec<Planned>> {
+    let (claims, plan) = (checkpoint.claims(), Some(Vec::new()));
+    let loader = Loader { device: &ReferenceDevice, how: *how, claims, files: HashMap::new(), plan };
+    loader.load(config).map(|(_, plan)| plan)
 }
 
 /// How weights are brought to a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoadAs {
-    /// Formats to quantise to; what is quantised already stays as it is.
+    /// Formats to quantise the trunk to; what is quantised already stays as it is.
     pub quant: Option<Quant>,
+    /// Formats to quantise the vision tower to.
+    pub vision_quant: Option<Quant>,
+    /// Whether what is quantised already is quantised again.
+    pub requantise: bool,
     /// Threads that quantise; the number changes no bit. `None` takes the processors that the process may use.
     pub threads: Option<usize>,
 }
@@ -78,13 +101,34 @@ struct Loader<'a> {
     claims: Claims<'a>,
     /// Mapped files that the device uses in place; `None` where it can't.
     files: HashMap<FileId, Option<Arc<Buffer>>>,
+    /// Where tensors are listed and not brought.
+    plan: Option<Vec<Planned>>,
 }
 
 impl Loader<'_> {
+    fn load(mut self, config: Config) -> Result<(Model, Vec<Planned>)> {
+        let vision = config.vision.as_ref().map(|v| self.tower(v)).transpose()?;
+        let deepstack_blocks = config.vision.as_ref().map_or(Vec::new(), |v| v.deepstack_visual_indexes.clone());
+        let trunk = self.trunk(&config, deepstack_blocks)?;
+        let skipped_tensors = self.claims.finish(KNOWN_SKIPS)?;
+        Ok((Model { config, trunk, vision, skipped_tensors }, self.plan.unwrap_or_default()))
+    }
+
+    /// Lists a tensor where there is a plan.
+    fn planned(&mut self, name: &str, source: &Linear, target: Option<DType>, in_out: bool) -> Result<Option<Matrix>> {
+        let Some(plan) = &mut self.plan else { return Ok(None) };
+        plan.push(Planned { name: name.to_owned(), source: source.clone(), target, in_out });
+        let nothing = Arc::new(self.device.alloc(name, 0)?);
+        Ok(Some(Matrix::Plain(Weight::new(nothing, 0, DType::F32, source.shape()))))
+    }
+
     /// A tensor of floats, such as a norm.
     fn take(&mut self, name: &str, dims: &[usize]) -> Result<Weight> {
         let piece = self.claims.take(name, Shape::new(dims))?;
-        self.bring(name, &piece)
+        match self.planned(name, &Linear::Piece(piece.clone()), None, false)? {
+            Some(Matrix::Plain(weight)) => Ok(weight),
+            _ => self.bring(name, &piece),
+        }
     }
 
     fn bring(&mut self, name: &str, piece: &Piece) -> Result<Weight> {
@@ -115,11 +159,19 @@ impl Loader<'_> {
 
     /// A linear weight or table `[out, in]`, quantised where that is asked for and its rows are whole blocks.
     fn linear(&mut self, name: &str, dims: &[usize], role: Role) -> Result<Matrix> {
+        self.linear_as(name, dims, self.how.quant, role)
+    }
+
+    fn linear_as(&mut self, name: &str, dims: &[usize], quant: Option<Quant>, role: Role) -> Result<Matrix> {
         let linear = self.claims.take_linear(name, Shape::new(dims))?;
-        match self.format(&linear, role, dims[dims.len() - 1]) {
-            Some(dtype) => self.quantised(name, &linear, dtype, linear.shape(), false),
-            None => self.bring_linear(name, &linear),
-        }
+        let Some(dtype) = self.format(&linear, quant, role, dims[dims.len() - 1]) else {
+            return self.bring_linear(name, &linear);
+        };
+        let linear = match linear {
+            Linear::Scaled(_) => Linear::Piece(self.claims.take(name, Shape::new(dims))?),
+            piece => piece,
+        };
+        self.quantised(name, &linear, dtype, linear.shape(), false)
     }
 
     /// A linear weight in the form that it is stored in.
@@ -129,6 +181,13 @@ impl Loader<'_> {
     }
 
     fn bring_linear(&mut self, name: &str, linear: &Linear) -> Result<Matrix> {
+        self.bring_laid_out(name, linear, WeightLayout::OutIn)
+    }
+
+    fn bring_laid_out(&mut self, name: &str, linear: &Linear, layout: WeightLayout) -> Result<Matrix> {
+        if let Some(planned) = self.planned(name, linear, None, layout == WeightLayout::InOut)? {
+            return Ok(planned);
+        }
         match linear {
             Linear::Piece(piece) => Ok(Matrix::Plain(self.bring(name, piece)?)),
             Linear::Scaled(Scaled { shape, codes, scales, biases, form }) => Ok(Matrix::Scaled(ScaledTensors {
@@ -141,22 +200,22 @@ impl Loader<'_> {
         }
     }
 
-    /// As [`Loader::stored`], for a weight of which ops take ranges of `part` outputs: those that share a scale across
-    /// such a border are widened.
-    fn stored_in_parts(&mut self, name: &str, dims: &[usize], part: usize) -> Result<Matrix> {
+    /// A linear weight of the tower of which ops take ranges of `part` outputs: those that share a scale across such a
+    /// border are widened.
+    fn in_parts(&mut self, name: &str, dims: &[usize], part: usize) -> Result<Matrix> {
         match self.claims.take_linear(name, Shape::new(dims))? {
             Linear::Scaled(s) if s.form.rows() > 1 && !part.is_multiple_of(s.form.rows()) => {
                 let piece = self.claims.take(name, Shape::new(dims))?;
-                Ok(Matrix::Plain(self.bring(name, &piece)?))
+                self.bring_linear(name, &Linear::Piece(piece))
             }
-            linear => self.bring_linear(name, &linear),
+            _ => self.linear_as(name, dims, self.how.vision_quant, Role::Linear),
         }
     }
 
     /// What a tensor with rows of `row` is quantised to.
-    fn format(&self, linear: &Linear, role: Role, row: usize) -> Option<DType> {
-        let Linear::Piece(piece) = linear else { return None };
-        self.how.quant.filter(|_| piece.dtype().is_float())?.of(role, row)
+    fn format(&self, linear: &Linear, quant: Option<Quant>, role: Role, row: usize) -> Option<DType> {
+        let float = matches!(linear, Linear::Piece(piece) if piece.dtype().is_float());
+        quant.filter(|_| float || self.how.requantise)?.of(role, row)
     }
 
     /// The tensor as blocks of `dtype`, with `shape`; `transposed` when its columns become rows.
@@ -168,7 +227,10 @@ impl Loader<'_> {
         shape: Shape,
         transposed: bool,
     ) -> Result<Matrix> {
-        let Linear::Piece(piece) = linear else { unreachable!("only floats are quantised") };
+        if let Some(planned) = self.planned(name, linear, Some(dtype), transposed)? {
+            return Ok(planned);
+        }
+        let Linear::Piece(piece) = linear else { unreachable!("only one tensor is quantised") };
         let len = dtype.bytes(shape.elements()).ok_or_else(|| too_large(name))?;
         let bytes = self.bytes(name, piece)?;
         let (from, sides) = (piece.dtype(), piece.shape());
@@ -210,7 +272,7 @@ impl Loader<'_> {
 
     fn affine(&mut self, name: &str, out: usize, inner: usize) -> Result<Affine> {
         Ok(Affine {
-            weight: self.stored(&format!("{name}.weight"), &[out, inner])?,
+            weight: self.linear_as(&format!("{name}.weight"), &[out, inner], self.how.vision_quant, Role::Linear)?,
             bias: self.take(&format!("{name}.bias"), &[out])?,
         })
     }
@@ -238,7 +300,7 @@ impl Loader<'_> {
                 Ok(BlockWeights {
                     norm1: self.layer_norm(&format!("{b}.norm1"), d)?,
                     qkv: Affine {
-                        weight: self.stored_in_parts(&format!("{b}.attn.qkv.weight"), &[3 * d, d], d)?,
+                        weight: self.in_parts(&format!("{b}.attn.qkv.weight"), &[3 * d, d], d)?,
                         bias: self.take(&format!("{b}.attn.qkv.bias"), &[3 * d])?,
                     },
                     proj: self.affine(&format!("{b}.attn.proj"), d, d)?,
@@ -416,7 +478,8 @@ impl Loader<'_> {
         let gate_up = self.claims.take_linear(&fused, Shape::new(&gate_up_dims))?;
         let gate_up = self.whole_scales(&fused, gate_up, layout, width)?;
         let down = self.whole_scales(&down_name, down.1, layout, hidden)?;
-        let formats = [self.format(&gate_up, Role::Linear, hidden), self.format(&down, sensitive, width)];
+        let quant = self.how.quant;
+        let formats = [self.format(&gate_up, quant, Role::Linear, hidden), self.format(&down, quant, sensitive, width)];
         if let (WeightLayout::InOut, [Some(gate_up_type), Some(down_type)]) = (layout, formats) {
             // Blocks run along `in`: the experts are turned. Where one of the two can't be quantised, neither is.
             let sides = Shape::from([experts, 2 * width, hidden]);
@@ -426,7 +489,7 @@ impl Loader<'_> {
         }
         let mut bring = |name: &str, linear: &Linear, format: Option<DType>| match (layout, format) {
             (WeightLayout::OutIn, Some(dtype)) => self.quantised(name, linear, dtype, linear.shape(), false),
-            _ => self.bring_linear(name, linear),
+            _ => self.bring_laid_out(name, linear, layout),
         };
         let down = bring(&down_name, &down, formats[1])?;
         let gate_up = bring(&fused, &gate_up, formats[0])?;

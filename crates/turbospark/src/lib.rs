@@ -34,6 +34,7 @@ mod error;
 mod generate;
 mod model;
 mod options;
+pub mod pack;
 mod pool;
 mod prompt;
 pub mod sampler;

@@ -88,7 +88,7 @@ impl Model {
 
         let device = device(options)?;
         let span = tracing::info_span!("load", model = %name, device = %device.name()).entered();
-        let how = LoadAs { quant: options.quant, threads: options.threads };
+        let how = LoadAs { quant: options.quant, threads: options.threads, ..LoadAs::default() };
         let model = turbospark_models::Model::load_as(config, &checkpoint, &*device, &how)?;
         let kv_dtype = options.kv.dtype(device.precision());
         let mut shape = CacheShape::for_sequences(options.sequences, context, kv_dtype);

@@ -21,7 +21,7 @@ type Stored = BTreeMap<String, RawTensor>;
 fn load(config: &Value, tensors: &Stored, quant: Option<Quant>, device: &dyn Device) -> Result<Model, ModelError> {
     let bytes: Arc<[u8]> = pack(tensors).into();
     let checkpoint = Checkpoint::from_bytes("random", bytes).unwrap();
-    let how = LoadAs { quant, threads: Some(2) };
+    let how = LoadAs { quant, threads: Some(2), ..LoadAs::default() };
     Model::load_as(Config::parse(&config.to_string()).unwrap(), &checkpoint, device, &how)
 }
 

@@ -44,6 +44,19 @@ pub enum Sidecar {
 }
 
 impl Sidecar {
+    /// All of them.
+    pub const ALL: [Sidecar; 9] = [
+        Sidecar::Config,
+        Sidecar::GenerationConfig,
+        Sidecar::Tokenizer,
+        Sidecar::TokenizerConfig,
+        Sidecar::ChatTemplate,
+        Sidecar::ChatTemplateJson,
+        Sidecar::PreprocessorConfig,
+        Sidecar::VideoPreprocessorConfig,
+        Sidecar::ProcessorConfig,
+    ];
+
     /// Its name in a folder.
     pub const fn file_name(self) -> &'static str {
         match self {

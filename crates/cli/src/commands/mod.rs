@@ -5,6 +5,7 @@ pub mod chat;
 mod dropped;
 pub mod inspect;
 pub mod list;
+pub mod pack;
 pub mod preprocess;
 pub mod pull;
 pub mod read;
