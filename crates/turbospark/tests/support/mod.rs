@@ -1,6 +1,7 @@
 //! Prompts of made-up ids and patches, run on the four small checkpoints.
 #![allow(dead_code)]
 
+pub mod converter;
 pub mod packers;
 pub mod shapes;
 

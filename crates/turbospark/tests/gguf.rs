@@ -1,0 +1,157 @@
+//! GGUF files run as the checkpoints that they were converted from do.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use support::shapes::{dense, hybrid, mixture};
+use support::*;
+use turbospark_device::{Device, ReferenceDevice};
+use turbospark_models::Model;
+use turbospark_models::config::Config;
+use turbospark_tensor::DType;
+use turbospark_testkit::{ExpertLayout, RawTensor, fixtures, pack, random_checkpoint, shared};
+use turbospark_vision::Grid;
+use turbospark_weights::gguf::Mmproj;
+use turbospark_weights::{Checkpoint, Folder, Sidecar};
+
+type Stored = BTreeMap<String, RawTensor>;
+
+fn open(path: &Path, mmproj: &Mmproj, device: &dyn Device) -> Result<Model, Box<dyn std::error::Error>> {
+    let folder = Folder::open_with(path, mmproj)?;
+    let config = Config::parse(&folder.require(Sidecar::Config)?)?;
+    Ok(Model::load(config, &folder.checkpoint()?, device)?)
+}
+
+fn published(config: &Value, tensors: &Stored, device: &dyn Device) -> Model {
+    let bytes: std::sync::Arc<[u8]> = pack(tensors).into();
+    let checkpoint = Checkpoint::from_bytes("published", bytes).unwrap();
+    Model::load(Config::parse(&config.to_string()).unwrap(), &checkpoint, device).unwrap()
+}
+
+/// Logits of a prompt, with an image where the model sees, and of one decoded row.
+fn logits(model: &Model, device: &dyn Device) -> Vec<f32> {
+    let image = Part::Image(Grid { t: 1, h: 4, w: 2 });
+    let parts = [Part::Text(3), image, Part::Text(70)];
+    let parts = if model.vision.is_some() { &parts[..] } else { &parts[2..] };
+    let layout = Layout::new(parts, 12);
+    let images = layout.encode(model, device);
+    let n = layout.rows.len();
+    let mut room = Room::new(model, device, 1, n + 1);
+    let mut all = room.prefill(&layout, &images, 0, 50);
+    let row = decoded(&layout, 5, n);
+    all.extend(room.forward(&[(0, Piece { rows: &[row], start: n, decode: true, images: &[], snapshots: vec![] })]));
+    assert!(all.iter().all(|l| l.is_finite()) && all.iter().any(|l| l.abs() > 0.05));
+    all
+}
+
+/// As [`dense`] without tower and, for Llama, without head norms.
+fn text_only(model_type: &str) -> (Value, Stored) {
+    let whole = dense();
+    let mut tensors = random_checkpoint(&whole, ExpertLayout::Split, false, 31);
+    let norms = model_type != "llama";
+    tensors
+        .retain(|name, _| !name.contains("visual") && (norms || !name.contains("q_norm") && !name.contains("k_norm")));
+    let mut config = whole["text_config"].clone();
+    config["model_type"] = json!(model_type);
+    config["tie_word_embeddings"] = json!(true);
+    config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 1e4});
+    (config, tensors)
+}
+
+fn check(name: &str, got: &[f32], expected: &[f32], most: f32) {
+    let off = furthest(got, expected);
+    println!("{name}: {off:.1e}");
+    assert!(off <= most, "{name}: {off}");
+}
+
+#[test]
+fn converted_models_of_every_family_run_as_their_originals_do() {
+    let device = &ReferenceDevice;
+    // GGUF routes every layer.
+    let mut routed = mixture(64);
+    routed["text_config"]["mlp_only_layers"] = json!([]);
+    for (config, arch) in [(dense(), "qwen3vl"), (routed, "qwen3vlmoe"), (hybrid(), "qwen35moe")] {
+        let tensors = random_checkpoint(&config, ExpertLayout::Split, false, 31);
+        let folder = tempfile::tempdir().unwrap();
+        let (trunk, _) = support::converter::trunk(&config, &tensors, arch, DType::F32);
+        let path = folder.path().join("model-f32.gguf");
+        std::fs::write(&path, trunk).unwrap();
+        std::fs::write(folder.path().join("mmproj-f32.gguf"), support::converter::tower(&config, &tensors)).unwrap();
+        let got = logits(&open(&path, &Mmproj::Beside, device).unwrap(), device);
+        // -exp(A_log) is rounded to f32 in the file.
+        check(arch, &got, &logits(&published(&config, &tensors, device), device), 2e-5);
+        let blind = open(&path, &Mmproj::Without, device).unwrap();
+        assert!(blind.vision.is_none());
+    }
+}
+
+#[test]
+fn converted_text_models_run_as_their_originals_do() {
+    let device = &ReferenceDevice;
+    for model_type in ["qwen3", "llama"] {
+        let (config, tensors) = text_only(model_type);
+        let folder = tempfile::tempdir().unwrap();
+        let whole = json!({"text_config": config});
+        let (trunk, _) = support::converter::trunk(&whole, &tensors, model_type, DType::F32);
+        let path = folder.path().join("model-f32.gguf");
+        std::fs::write(&path, trunk).unwrap();
+        let got = logits(&open(&path, &Mmproj::Beside, device).unwrap(), device);
+        check(model_type, &got, &logits(&published(&config, &tensors, device), device), 1e-6);
+    }
+}
+
+#[test]
+fn block_types_run_as_the_weights_that_they_stand_for() {
+    let device = &ReferenceDevice;
+    let config = dense();
+    let tensors = random_checkpoint(&config, ExpertLayout::Split, false, 31);
+    for dtype in turbospark_tensor::quant::WRITTEN {
+        let folder = tempfile::tempdir().unwrap();
+        let (trunk, meaning) = support::converter::trunk(&config, &tensors, "qwen3vl", dtype);
+        let path = folder.path().join("model.gguf");
+        std::fs::write(&path, trunk).unwrap();
+        std::fs::write(folder.path().join("mmproj-model.gguf"), support::converter::tower(&config, &tensors)).unwrap();
+        let got = logits(&open(&path, &Mmproj::Beside, device).unwrap(), device);
+        check(&dtype.to_string(), &got, &logits(&published(&config, &meaning, device), device), 1e-5);
+    }
+}
+
+#[test]
+fn files_of_the_real_converter_run_as_the_checkpoints_do() {
+    let Some(folder) = shared("models/gguf") else {
+        println!("skipped: the converter's files are not part of the project");
+        return;
+    };
+    let device = &ReferenceDevice;
+    for (file, family) in [("fixture-qwen3_vl-bf16", "qwen3_vl"), ("fixture-qwen3_vl_moe-f32", "qwen3_vl_moe")] {
+        let got = logits(&open(&folder.join(format!("{file}.gguf")), &Mmproj::Beside, device).unwrap(), device);
+        let checkpoint = Checkpoint::open(fixtures().join(family).join("checkpoint")).unwrap();
+        let expected = Model::load(support::config(family), &checkpoint, device).unwrap();
+        check(file, &got, &logits(&expected, device), 0.0);
+    }
+}
+
+#[test]
+fn a_tower_of_another_model_is_refused_by_name() {
+    let Some(folder) = shared("models/gguf") else {
+        println!("skipped: the converter's files are not part of the project");
+        return;
+    };
+    let trunk = folder.join("fixture-qwen3_vl-bf16.gguf");
+    let said = |mmproj: &str| {
+        let mmproj = Mmproj::At(folder.join(mmproj));
+        open(&trunk, &mmproj, &ReferenceDevice).unwrap_err().to_string()
+    };
+    let wrong = said("fixture-qwen3_vl_moe-mmproj-f32.gguf");
+    for part in ["fixture-qwen3_vl_moe-mmproj-f32.gguf", "64 wide", "takes 96", "another model", "--mmproj"] {
+        assert!(wrong.contains(part), "{wrong}");
+    }
+    let wrong = said("fixture-qwen3_vl_moe-f32.gguf");
+    assert!(wrong.contains("\"qwen3vlmoe\" is no vision tower"), "{wrong}");
+    let alone = open(&folder.join("fixture-qwen3_vl-mmproj-f32.gguf"), &Mmproj::Beside, &ReferenceDevice);
+    let alone = alone.unwrap_err().to_string();
+    assert!(alone.contains("a vision tower (mmproj) without a trunk"), "{alone}");
+}
