@@ -1,6 +1,8 @@
 //! The tiny trained models read the evaluation pages as the reference read them.
 #![cfg(feature = "device-cpu")]
 
+use std::path::Path;
+
 use serde_json::Value;
 use turbospark::device::Precision;
 use turbospark::{GenerateOptions, KvFormat, LoadOptions, Model, Quant, Sampling};
@@ -31,8 +33,13 @@ struct Score {
 }
 
 fn score(model: &Model, name: &str) -> Score {
+    score_by(model, &assets().join(format!("eval/predictions-{name}.jsonl")))
+}
+
+/// As [`score`], against predictions that lie elsewhere.
+fn score_by(model: &Model, predictions: &Path) -> Score {
     let folder = assets().join("eval");
-    let predictions = std::fs::read_to_string(folder.join(format!("predictions-{name}.jsonl"))).unwrap();
+    let predictions = std::fs::read_to_string(predictions).unwrap();
     let (mut ours, mut theirs, mut characters, mut different) = (0, 0, 0, Vec::new());
     let options = GenerateOptions { sampling: Some(Sampling::default()), max_tokens: Some(400), ..Default::default() };
     let mut session = model.session();
@@ -137,6 +144,36 @@ fn the_hybrid_models_read_as_well_with_8_bit_keys() {
             None => println!("skipped: {name} is not part of the project"),
         }
     }
+}
+
+#[test]
+fn gguf_files_read_nearly_as_well() {
+    for (file, margin) in [("tiny-ocr-qwen3_vl-q8_0", 1.5), ("tiny-ocr-qwen3_vl-q4_k_m", 4.5)] {
+        let Some(path) = shared(&format!("models/gguf/{file}.gguf")) else {
+            println!("skipped: {file} is not part of the project");
+            continue;
+        };
+        let Score { ours, theirs, different } =
+            score(&Model::open(path, &options(Precision::Auto)).unwrap(), "tiny-ocr-qwen3_vl");
+        let n = different.len();
+        println!("{file}: character error rate {ours:.2} %, unquantised {theirs:.2} %, {n} answers differ");
+        assert!(ours <= theirs + margin, "{file}: {ours:.2} %, {theirs:.2} % unquantised:\n{}", different.join("\n"));
+    }
+}
+
+#[test]
+fn mlx_folders_read_as_the_reference_reads_their_weights() {
+    const NAME: &str = "tiny-ocr-qwen3_vl-4bit-g64";
+    let files = [format!("models/mlx/{NAME}"), format!("models/mlx/predictions-{NAME}.jsonl")].map(|f| shared(&f));
+    let [Some(folder), Some(predictions)] = files else {
+        println!("skipped: {NAME} is not part of the project");
+        return;
+    };
+    let Score { ours, theirs, different } =
+        score_by(&Model::open(folder, &options(Precision::F32)).unwrap(), &predictions);
+    println!("{NAME}: character error rate {ours:.2} %, the reference {theirs:.2} %, {} differ", different.len());
+    // Another order of summation flips one answer in eighty.
+    assert!(different.len() <= 1, "{}", different.join("\n"));
 }
 
 #[test]

@@ -14,9 +14,9 @@ use support::packers::{self, Packer};
 use support::shapes::{dense, hybrid, mixture};
 use support::*;
 use turbospark_device::{Device, ReferenceDevice};
-use turbospark_models::Model;
 use turbospark_models::config::Config;
-use turbospark_testkit::{ExpertLayout, RawTensor, pack, random_checkpoint};
+use turbospark_models::{Model, Row, Source};
+use turbospark_testkit::{ExpertLayout, RawTensor, Values, pack, random_checkpoint, read, shared};
 use turbospark_vision::Grid;
 use turbospark_weights::Checkpoint;
 
@@ -221,6 +221,32 @@ fn check_all(device: &dyn Device, most: f32) {
             println!("{} {}: {furthest:.1e}", config["model_type"], format.name);
             assert!(furthest <= most, "{} {}: {furthest}", config["model_type"], format.name);
         }
+    }
+}
+
+#[test]
+fn folders_of_the_real_tool_give_the_logits_of_the_reference() {
+    let device = &ReferenceDevice;
+    for name in ["fixture-qwen3_vl-4bit-g32", "fixture-qwen3_vl-mxfp4"] {
+        let files = [format!("models/mlx/{name}"), format!("models/mlx/golden/{name}.safetensors")];
+        let [Some(folder), Some(golden)] = files.map(|f| shared(&f)) else {
+            println!("skipped: {name} is not part of the project");
+            continue;
+        };
+        let golden = read(&golden).unwrap();
+        let Values::I64(ids) = &golden["input_ids"].values else { panic!("ids are integers") };
+        let Values::F32(expected) = &golden["logits"].values else { panic!("logits are floats") };
+        let config = Config::parse(&std::fs::read_to_string(folder.join("config.json")).unwrap()).unwrap();
+        let model = Model::load(config, &Checkpoint::open(&folder).unwrap(), device).unwrap();
+        let row =
+            |(i, &id): (usize, &i64)| Row { source: Source::Token(id as u32), position: [i as u32; 3], logits: true };
+        let rows: Vec<Row> = ids.iter().enumerate().map(row).collect();
+        let mut room = Room::new(&model, device, 1, rows.len());
+        let piece = Piece { rows: &rows, start: 0, decode: false, images: &[], snapshots: vec![] };
+        let off = furthest(&room.forward(&[(0, piece)]), expected);
+        println!("{name}: {off:.1e}");
+        // The f32 tolerance of the fixtures for logits of this size.
+        assert!(off < 1e-4, "{name}: {off}");
     }
 }
 
