@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use turbospark_device::{Buffer, Device, DeviceError, Mapping, ReferenceDevice, WeightLayout};
+use turbospark_tensor::mutant::{Mutant, active};
 use turbospark_tensor::quant::requantise;
 use turbospark_tensor::{DType, Shape};
 use turbospark_weights::{Checkpoint, Claims, FileId, Linear, Piece, Scaled};
@@ -332,7 +333,8 @@ impl Loader<'_> {
         // Text-only exports leave `language_model` out.
         let nested = "model.language_model";
         let root = if self.claims.contains(&format!("{nested}.embed_tokens.weight")) { nested } else { "model" };
-        let one_plus = config.family.is_qwen35() && !self.claims.checkpoint().conventions().norms_hold_one;
+        let held = self.claims.checkpoint().conventions().norms_hold_one && !active(Mutant::NormShiftedTwice);
+        let one_plus = config.family.is_qwen35() && !held;
         let table = [c.vocab_size, c.hidden_size];
         let tied = config.tie_word_embeddings;
         let role = if tied { Role::Head } else { Role::Linear };
@@ -409,7 +411,7 @@ impl Loader<'_> {
             dt_bias: self.take(&format!("{name}.dt_bias"), &[heads])?,
             norm: self.take(&format!("{name}.norm.weight"), &[d.value_head_dim])?,
             out_proj: self.linear(&format!("{name}.out_proj.weight"), &[h, d.value_dim()], Role::Linear)?,
-            tiled: conventions.value_heads_tiled,
+            tiled: conventions.value_heads_tiled && !active(Mutant::TiledHeadsIgnored),
             eps: c.rms_norm_eps,
             config: *d,
         })

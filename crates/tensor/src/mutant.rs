@@ -93,6 +93,20 @@ mutants! {
     GateUpExchanged,
     /// The shared expert's gate left out.
     SharedExpertUngated,
+    /// The high half of a byte taken before the low one.
+    NibblesSwapped,
+    /// GPTQ's zero points without the one that its first format leaves out.
+    ZeroPointOneOff,
+    /// Scales `[groups, out]` read as `[out, groups]`.
+    ScalesNotTurned,
+    /// Norms that hold `1 + w` taken for `w`.
+    NormShiftedTwice,
+    /// Llama's query and key rows left in pairs.
+    RowsNotUnpermuted,
+    /// DeltaNet's tiled value heads taken for grouped ones.
+    TiledHeadsIgnored,
+    /// The frames of the patch embedding exchanged.
+    FramesExchanged,
 }
 
 #[cfg(feature = "mutants")]

@@ -14,6 +14,7 @@ use std::fmt;
 
 use half::{bf16, f16};
 
+use crate::mutant::{Mutant, active};
 use crate::quant::{QuantError, affine_group};
 use crate::small_floats::{e2m1_to_f32, e4m3_to_f32, e8m0_to_f32};
 use crate::{DType, f32_to_bf16, f32_to_f16, widen_one};
@@ -54,6 +55,7 @@ impl Code {
     /// The code of element `i` of a row.
     fn at(self, row: &[u8], i: usize) -> u8 {
         let bits = self.bits();
+        let i = if bits == 4 && active(Mutant::NibblesSwapped) { i ^ 1 } else { i };
         let (byte, shift) = (i * bits / 8, i * bits % 8);
         let next = if shift + bits > 8 { row[byte + 1] } else { 0 };
         ((u16::from_le_bytes([row[byte], next]) >> shift) & ((1 << bits) - 1)) as u8

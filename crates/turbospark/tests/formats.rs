@@ -207,20 +207,47 @@ fn logits(model: &Model, device: &dyn Device) -> Vec<f32> {
 
 fn check_all(device: &dyn Device, most: f32) {
     for config in [dense(), mixture(64), hybrid()] {
-        let source = random_checkpoint(&config, ExpertLayout::Split, false, 21);
         for format in formats() {
-            let (mut folder, plain) = quantised(&source, &format);
-            if format.mlx {
-                with_one(&mut folder);
-            }
-            let expected = logits(&load(&config, &plain, device), device);
-            let mut config = config.clone();
-            config[format.config.0] = format.config.1.clone();
-            let got = logits(&load(&config, &folder, device), device);
-            let furthest = furthest(&got, &expected);
+            let furthest = off(&config, &format, device);
             println!("{} {}: {furthest:.1e}", config["model_type"], format.name);
             assert!(furthest <= most, "{} {}: {furthest}", config["model_type"], format.name);
         }
+    }
+}
+
+/// How far a format's logits are from those of its dequantised weights.
+fn off(config: &Value, format: &Format, device: &dyn Device) -> f32 {
+    let source = random_checkpoint(config, ExpertLayout::Split, false, 21);
+    let (mut folder, plain) = quantised(&source, format);
+    if format.mlx {
+        with_one(&mut folder);
+    }
+    let expected = logits(&load(config, &plain, device), device);
+    let mut config = config.clone();
+    config[format.config.0] = format.config.1.clone();
+    furthest(&logits(&load(&config, &folder, device), device), &expected)
+}
+
+/// One-line wrong readings: each must show in the formats that it touches.
+#[test]
+#[cfg(feature = "mutants")]
+fn wrong_readings_are_caught() {
+    use turbospark_tensor::mutant::{Mutant, set};
+    let of = |name: &str| formats().into_iter().find(|f| f.name == name).unwrap();
+    for (mutant, config, name) in [
+        (Mutant::NibblesSwapped, dense(), "mlx 4-bit g32"),
+        (Mutant::NibblesSwapped, dense(), "awq gemm"),
+        (Mutant::ZeroPointOneOff, dense(), "gptq 4-bit"),
+        (Mutant::ZeroPointOneOff, dense(), "gptq 3-bit"),
+        (Mutant::ScalesNotTurned, dense(), "gptq 8-bit"),
+        (Mutant::ScalesNotTurned, dense(), "awq gemm"),
+        (Mutant::NormShiftedTwice, hybrid(), "mlx 8-bit g64"),
+    ] {
+        set(Some(mutant));
+        let off = off(&config, &of(name), &ReferenceDevice);
+        set(None);
+        println!("{mutant:?} in {name}: {off:.1e}");
+        assert!(off > 1e-3, "{mutant:?} lives in {name}: {off}");
     }
 }
 

@@ -67,6 +67,50 @@ fn check(name: &str, got: &[f32], expected: &[f32], most: f32) {
     assert!(off <= most, "{name}: {off}");
 }
 
+/// How far a converted model is from its original.
+fn off(config: &Value, arch: &str, device: &dyn Device) -> f32 {
+    let tensors = random_checkpoint(config, ExpertLayout::Split, false, 31);
+    let folder = tempfile::tempdir().unwrap();
+    let (trunk, _) = support::converter::trunk(config, &tensors, arch, DType::F32);
+    let path = folder.path().join("model-f32.gguf");
+    std::fs::write(&path, trunk).unwrap();
+    std::fs::write(folder.path().join("mmproj-f32.gguf"), support::converter::tower(config, &tensors)).unwrap();
+    assert!(open(&path, &Mmproj::Without, device).unwrap().vision.is_none());
+    let got = logits(&open(&path, &Mmproj::Beside, device).unwrap(), device);
+    furthest(&got, &logits(&published(config, &tensors, device), device))
+}
+
+fn text_off(model_type: &str, device: &dyn Device) -> f32 {
+    let (config, tensors) = text_only(model_type);
+    let folder = tempfile::tempdir().unwrap();
+    let whole = json!({"text_config": config});
+    let (trunk, _) = support::converter::trunk(&whole, &tensors, model_type, DType::F32);
+    let path = folder.path().join("model-f32.gguf");
+    std::fs::write(&path, trunk).unwrap();
+    let got = logits(&open(&path, &Mmproj::Beside, device).unwrap(), device);
+    furthest(&got, &logits(&published(&config, &tensors, device), device))
+}
+
+/// One-line wrong readings: each must show in the family that it touches.
+#[test]
+#[cfg(feature = "mutants")]
+fn wrong_readings_are_caught() {
+    use turbospark_tensor::mutant::{Mutant, set};
+    let device = &ReferenceDevice;
+    for mutant in
+        [Mutant::NormShiftedTwice, Mutant::TiledHeadsIgnored, Mutant::FramesExchanged, Mutant::RowsNotUnpermuted]
+    {
+        set(Some(mutant));
+        let off = match mutant {
+            Mutant::RowsNotUnpermuted => text_off("llama", device),
+            _ => off(&hybrid(), "qwen35moe", device),
+        };
+        set(None);
+        println!("{mutant:?}: {off:.1e}");
+        assert!(off > 1e-3, "{mutant:?} lives: {off}");
+    }
+}
+
 #[test]
 fn converted_models_of_every_family_run_as_their_originals_do() {
     let device = &ReferenceDevice;
@@ -74,32 +118,19 @@ fn converted_models_of_every_family_run_as_their_originals_do() {
     let mut routed = mixture(64);
     routed["text_config"]["mlp_only_layers"] = json!([]);
     for (config, arch) in [(dense(), "qwen3vl"), (routed, "qwen3vlmoe"), (hybrid(), "qwen35moe")] {
-        let tensors = random_checkpoint(&config, ExpertLayout::Split, false, 31);
-        let folder = tempfile::tempdir().unwrap();
-        let (trunk, _) = support::converter::trunk(&config, &tensors, arch, DType::F32);
-        let path = folder.path().join("model-f32.gguf");
-        std::fs::write(&path, trunk).unwrap();
-        std::fs::write(folder.path().join("mmproj-f32.gguf"), support::converter::tower(&config, &tensors)).unwrap();
-        let got = logits(&open(&path, &Mmproj::Beside, device).unwrap(), device);
+        let off = off(&config, arch, device);
+        println!("{arch}: {off:.1e}");
         // -exp(A_log) is rounded to f32 in the file.
-        check(arch, &got, &logits(&published(&config, &tensors, device), device), 2e-5);
-        let blind = open(&path, &Mmproj::Without, device).unwrap();
-        assert!(blind.vision.is_none());
+        assert!(off < 2e-5, "{arch}: {off}");
     }
 }
 
 #[test]
 fn converted_text_models_run_as_their_originals_do() {
-    let device = &ReferenceDevice;
     for model_type in ["qwen3", "llama"] {
-        let (config, tensors) = text_only(model_type);
-        let folder = tempfile::tempdir().unwrap();
-        let whole = json!({"text_config": config});
-        let (trunk, _) = support::converter::trunk(&whole, &tensors, model_type, DType::F32);
-        let path = folder.path().join("model-f32.gguf");
-        std::fs::write(&path, trunk).unwrap();
-        let got = logits(&open(&path, &Mmproj::Beside, device).unwrap(), device);
-        check(model_type, &got, &logits(&published(&config, &tensors, device), device), 1e-6);
+        let off = text_off(model_type, &ReferenceDevice);
+        println!("{model_type}: {off:.1e}");
+        assert!(off < 1e-6, "{model_type}: {off}");
     }
 }
 

@@ -5,6 +5,7 @@
 //! keys. What can stay as it lies does, and [`Conventions`] says so; only the patch embedding and Llama's rows are put
 //! together as they are brought. A tensor that this file doesn't know keeps its own name, so that a loader refuses it.
 
+use turbospark_tensor::mutant::{Mutant, active};
 use turbospark_tensor::{DType, Shape};
 
 use super::{GgufTensor, Metadata, Set};
@@ -291,7 +292,8 @@ fn interleaved(frames: [Option<Place>; 2]) -> Option<Entry> {
     let shape = Shape::from([out, c, 2, h, w]);
     Some(Entry::Made(Made::new("frames interleaved", vec![first, second], first.dtype, shape, move |parts, bytes| {
         for (i, to) in bytes.chunks_exact_mut(side.max(1)).enumerate() {
-            to.copy_from_slice(&parts[i % 2][i / 2 * side..(i / 2 + 1) * side]);
+            let frame = if active(Mutant::FramesExchanged) { 1 - i % 2 } else { i % 2 };
+            to.copy_from_slice(&parts[frame][i / 2 * side..(i / 2 + 1) * side]);
         }
     })))
 }
@@ -307,7 +309,10 @@ fn halves(place: Place, heads: usize) -> Entry {
     Entry::Made(Made::new("rows unpermuted", vec![place], place.dtype, place.shape, move |parts, bytes| {
         for (r, to) in bytes.chunks_exact_mut(row.max(1)).enumerate() {
             let (head, at) = (r / dim, r % dim);
-            let from = head * dim + 2 * (at % (dim / 2)) + at / (dim / 2);
+            let from = match active(Mutant::RowsNotUnpermuted) {
+                true => r,
+                false => head * dim + 2 * (at % (dim / 2)) + at / (dim / 2),
+            };
             to.copy_from_slice(&parts[0][from * row..(from + 1) * row]);
         }
     }))

@@ -10,6 +10,7 @@
 //! A row's words, read down a column, are a little-endian bit stream, so turning the words is all that codes need. With
 //! activation order, groups are scattered over a row: those weights are dequantised to F32 as they are brought.
 
+use turbospark_tensor::mutant::{Mutant, active};
 use turbospark_tensor::{Code, DType, Shape};
 
 use super::{FLOATS, Object, Raw, bad, bits, expect, floats, form, matrix, turned_scales, words, write_floats};
@@ -160,6 +161,7 @@ fn zeros_of(bytes: &[u8], bits: usize, less_one: bool) -> Vec<f32> {
         // Fields of three bits cross words: one is added to each.
         _ => 0,
     };
+    let less_one = less_one && !active(Mutant::ZeroPointOneOff);
     let whole = less_one && constant != 0;
     let bytes: Vec<u8> =
         words(bytes).into_iter().flat_map(|w| if whole { w.wrapping_add(constant) } else { w }.to_le_bytes()).collect();

@@ -16,6 +16,7 @@ mod gptq;
 mod mlx;
 
 use serde_json::{Map, Value};
+use turbospark_tensor::mutant::{Mutant, active};
 use turbospark_tensor::{Code, DType, ScaledForm, Shape};
 
 use crate::checkpoint::{Conventions, Entry, Table};
@@ -175,6 +176,9 @@ fn turned_scales(place: Place, groups: usize, out: usize) -> Piece {
     let shape = Shape::from([out, groups]);
     Piece::Made(Made::new("turned", vec![place], DType::F32, shape, move |parts, bytes| {
         let scales = floats(&parts[0], place.dtype);
+        if active(Mutant::ScalesNotTurned) {
+            return write_floats(bytes, scales.into_iter());
+        }
         write_floats(bytes, (0..out).flat_map(|o| (0..groups).map(move |g| (o, g))).map(|(o, g)| scales[g * out + o]));
     }))
 }
