@@ -73,7 +73,7 @@ fn signed(code: u8) -> f32 {
 }
 
 /// Elements that are unpacked at a time.
-const STEP: usize = 32;
+pub(super) const STEP: usize = 32;
 
 /// [`dequantise`] for codes of so many bits.
 ///
@@ -138,7 +138,7 @@ unsafe fn step<const BITS: usize>(
 /// # Safety
 /// They are readable.
 #[inline(always)]
-unsafe fn unpack<const BITS: usize>(p: *const u8) -> [u8; STEP] {
+pub(super) unsafe fn unpack<const BITS: usize>(p: *const u8) -> [u8; STEP] {
     let mut out = [0; STEP];
     // SAFETY: the caller's promise; arrays of bytes.
     unsafe {
