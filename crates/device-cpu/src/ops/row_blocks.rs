@@ -17,7 +17,9 @@ use crate::isa::Kernels;
 use crate::scratch::local;
 use crate::simd::bytes::formats::{Iq4Nl, MxFp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Unpacked, Values};
 use crate::simd::bytes::k_formats::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K, Tq2_0};
-use crate::simd::bytes::rows::{Apart, Blocks, Few, Floats, Packed, Signed, Unsigned};
+use crate::simd::bytes::rows::{
+    Apart, Bf16Biased, Blocks, F16Biased, Few, Floats, Known, Nothing, Packed, Powers, Signed, Unsigned,
+};
 use crate::simd::bytes::{self, ByteTask, Bytes, SUPER};
 use crate::simd::stored::Weight;
 use crate::simd::{Simd, Task};
@@ -109,14 +111,18 @@ fn products(kernels: Kernels, w: &Weight, sums: Sums<'_>) {
     }
     match (&w.scales, w.dtype) {
         (Some(s), _) => match s.form.code() {
-            Code::Unsigned(2) => of!(Apart::<Few<2>>::new(w, s)),
-            Code::Unsigned(3) => of!(Apart::<Few<3>>::new(w, s)),
-            Code::Unsigned(4) => of!(Apart::<Few<4>>::new(w, s)),
-            Code::Unsigned(5) => of!(Apart::<Few<5>>::new(w, s)),
-            Code::Unsigned(6) => of!(Apart::<Few<6>>::new(w, s)),
-            Code::Unsigned(_) => of!(Apart::<Unsigned>::new(w, s)),
-            Code::Signed8 => of!(Apart::<Signed>::new(w, s)),
-            Code::E2M1 => of!(Apart::<Floats>::new(w, s)),
+            Code::Unsigned(2) => of!(Apart::<Few<2>, Nothing>::new(w, s)),
+            Code::Unsigned(3) => of!(Apart::<Few<3>, Nothing>::new(w, s)),
+            Code::Unsigned(4) if Bf16Biased::fits(s) => of!(Apart::<Few<4>, Bf16Biased>::new(w, s)),
+            Code::Unsigned(4) if F16Biased::fits(s) => of!(Apart::<Few<4>, F16Biased>::new(w, s)),
+            Code::Unsigned(4) => of!(Apart::<Few<4>, Nothing>::new(w, s)),
+            Code::Unsigned(5) => of!(Apart::<Few<5>, Nothing>::new(w, s)),
+            Code::Unsigned(6) => of!(Apart::<Few<6>, Nothing>::new(w, s)),
+            Code::Unsigned(_) if Bf16Biased::fits(s) => of!(Apart::<Unsigned, Bf16Biased>::new(w, s)),
+            Code::Unsigned(_) => of!(Apart::<Unsigned, Nothing>::new(w, s)),
+            Code::Signed8 => of!(Apart::<Signed, Nothing>::new(w, s)),
+            Code::E2M1 if Powers::fits(s) => of!(Apart::<Floats, Powers>::new(w, s)),
+            Code::E2M1 => of!(Apart::<Floats, Nothing>::new(w, s)),
             Code::E4M3 => unreachable!("E4M3 has no kernel"),
         },
         (None, DType::Q8_0) => of!(Blocks::<Q8_0>::new(w)),

@@ -193,8 +193,48 @@ impl Codes for Floats {
     }
 }
 
+/// What is known of scales when a kernel is compiled.
+pub(crate) trait Known {
+    /// Their type, whether there are biases, and that a group divides a superblock.
+    const KNOWN: Option<(DType, bool)>;
+
+    /// Whether these scales are such.
+    fn fits(s: &Scales) -> bool {
+        let divides = SUPER.is_multiple_of(s.form.group());
+        Self::KNOWN.is_none_or(|(dtype, biases)| dtype == s.dtype && biases == s.biases.is_some() && divides)
+    }
+}
+
+/// Nothing.
+pub(crate) struct Nothing;
+
+impl Known for Nothing {
+    const KNOWN: Option<(DType, bool)> = None;
+}
+
+/// bf16 with biases.
+pub(crate) struct Bf16Biased;
+
+impl Known for Bf16Biased {
+    const KNOWN: Option<(DType, bool)> = Some((DType::BF16, true));
+}
+
+/// f16 with biases.
+pub(crate) struct F16Biased;
+
+impl Known for F16Biased {
+    const KNOWN: Option<(DType, bool)> = Some((DType::F16, true));
+}
+
+/// Powers of two.
+pub(crate) struct Powers;
+
+impl Known for Powers {
+    const KNOWN: Option<(DType, bool)> = Some((DType::F8_E8M0, false));
+}
+
 /// Rows of codes whose scales lie apart.
-pub(crate) struct Apart<C> {
+pub(crate) struct Apart<C, K> {
     codes: *const u8,
     /// Bytes of a row of codes.
     row: usize,
@@ -203,10 +243,13 @@ pub(crate) struct Apart<C> {
     dtype: DType,
     /// Bytes of a row of scales.
     scales_row: usize,
+    /// Bytes of a superblock's, where a group divides it.
+    step: usize,
     form: ScaledForm,
     /// Of every superblock, where groups and superblocks divide each other.
-    spread: Option<Spread>,
-    code: PhantomData<C>,
+    spread: Spread,
+    divide: bool,
+    kind: PhantomData<(C, K)>,
 }
 
 /// See [`Apart`].
@@ -228,37 +271,41 @@ fn spread(form: ScaledForm, first: usize, some: usize) -> Spread {
     Spread { index, count: last - begin + 1 }
 }
 
-impl<C: Codes> Apart<C> {
-    /// Those of a weight with such codes.
+impl<C: Codes, K: Known> Apart<C, K> {
+    /// Those of a weight with such codes and scales.
     pub(crate) fn new(w: &Weight, s: &Scales) -> Self {
+        debug_assert!(K::fits(s));
         let group = s.form.group();
-        let divide = SUPER.is_multiple_of(group) || group.is_multiple_of(SUPER);
+        let size = s.dtype.size();
         Apart {
             codes: w.ptr,
             row: w.stride * w.dtype.size(),
             scales: s.first,
             biases: s.biases,
             dtype: s.dtype,
-            scales_row: s.stride * s.dtype.size(),
+            scales_row: s.stride * size,
+            step: SUPER / group * size,
             form: s.form,
-            spread: divide.then(|| spread(s.form, 0, SUPER)),
-            code: PhantomData,
+            spread: spread(s.form, 0, SUPER),
+            divide: SUPER.is_multiple_of(group) || group.is_multiple_of(SUPER),
+            kind: PhantomData,
         }
     }
 
     /// Unpacks a superblock whose codes are at `codes`, and whose scales are spread so.
     ///
     /// # Safety
-    /// `32 BITS` bytes of codes are readable, and the scales from that of superblock `i` on.
+    /// `32 BITS` bytes of codes are readable, and the scales from byte `at` on.
     #[inline(always)]
     unsafe fn with<B: Bytes>(&self, b: B, codes: *const u8, at: usize, spread: &Spread) -> Unpacked<B> {
+        let (dtype, biased) = K::KNOWN.unwrap_or((self.dtype, self.biases.is_some()));
         // SAFETY: the caller's promise.
         unsafe {
-            let scale = b.scales(self.scales.wrapping_add(at), self.dtype, spread);
+            let scale = b.scales(self.scales.wrapping_add(at), dtype, spread);
             let scale = if C::FACTOR == 1.0 { scale } else { b.mul(scale, b.splat(C::FACTOR)) };
             let min = match self.biases {
-                Some(biases) => b.scales(biases.wrapping_add(at), self.dtype, spread),
-                None => b.splat(0.0),
+                Some(biases) if biased => b.scales(biases.wrapping_add(at), dtype, spread),
+                _ => b.splat(0.0),
             };
             Unpacked { q: b.transpose(C::unpack(b, codes)), scale, min }
         }
@@ -267,21 +314,17 @@ impl<C: Codes> Apart<C> {
     /// Bytes from a row's first scale to that of superblock `i`.
     #[inline(always)]
     fn at(&self, i: usize) -> usize {
-        let group = self.form.group();
-        // A division by a variable takes as long as the rest of the superblock.
-        let before = if group <= SUPER && group.is_power_of_two() {
-            i * (SUPER >> group.trailing_zeros())
-        } else {
-            i * SUPER / group
-        };
-        before * self.dtype.size()
+        if K::KNOWN.is_some() { i * self.step } else { i * SUPER / self.form.group() * self.dtype.size() }
     }
 }
 
-impl<C: Codes> Packed for Apart<C> {
+impl<C: Codes, K: Known> Packed for Apart<C, K> {
     type Row = ApartRow;
     const VALUES: Values = C::VALUES;
-    const MINS: bool = true;
+    const MINS: bool = match K::KNOWN {
+        Some((_, biases)) => biases,
+        None => true,
+    };
 
     #[inline(always)]
     fn row(&self, r: usize) -> ApartRow {
@@ -292,19 +335,20 @@ impl<C: Codes> Packed for Apart<C> {
 
     #[inline(always)]
     unsafe fn unpack<B: Bytes>(&self, b: B, row: ApartRow, i: usize) -> Unpacked<B> {
-        let (codes, at) = (row.codes.wrapping_add(i * SUPER / 8 * C::BITS), row.scales + self.at(i));
+        let (codes, at) = (row.codes.wrapping_add(i * (SUPER / 8 * C::BITS)), row.scales + self.at(i));
         // SAFETY: the caller's promise.
         unsafe {
-            match &self.spread {
-                Some(spread) => self.with(b, codes, at, spread),
-                None => self.with(b, codes, at, &spread(self.form, i * SUPER, SUPER)),
+            if K::KNOWN.is_some() || self.divide {
+                self.with(b, codes, at, &self.spread)
+            } else {
+                self.with(b, codes, at, &spread(self.form, i * SUPER, SUPER))
             }
         }
     }
 
     #[inline(always)]
     unsafe fn unpack_some<B: Bytes>(&self, b: B, row: ApartRow, i: usize, some: usize) -> Unpacked<B> {
-        let from = row.codes.wrapping_add(i * SUPER / 8 * C::BITS);
+        let from = row.codes.wrapping_add(i * (SUPER / 8 * C::BITS));
         let mut codes = [0; LONGEST];
         // SAFETY: the caller's promise.
         unsafe {
@@ -316,7 +360,7 @@ impl<C: Codes> Packed for Apart<C> {
     #[inline(always)]
     fn prefetch<S: Simd>(&self, s: S, row: ApartRow, i: usize, ahead: usize) {
         for line in (0..SUPER / 8 * C::BITS).step_by(64) {
-            s.prefetch(row.codes.wrapping_add(i * SUPER / 8 * C::BITS + ahead + line));
+            s.prefetch(row.codes.wrapping_add(i * (SUPER / 8 * C::BITS) + ahead + line));
         }
     }
 }
