@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 use turbospark::device::Precision;
-use turbospark::{Cancel, DeviceChoice, GenerateOptions, KvFormat, LoadOptions, Quant, Sampling};
+use turbospark::{Cancel, DeviceChoice, GenerateOptions, KvFormat, LoadOptions, Mmproj, Quant, Sampling};
 
-use crate::commands::{bench, chat, inspect, preprocess, read, run, trace};
+use crate::commands::{bench, chat, inspect, list, pack, preprocess, pull, read, rm, run, trace};
 use crate::outcome::Usage;
 
 /// Read pages, ask about images and chat with Qwen vision-language models on this machine.
@@ -28,6 +28,7 @@ Examples:
   turbospark run --image photo.jpg \"What is on the table?\" --model Qwen3-VL-2B-Instruct
   turbospark chat --model Qwen3.5-0.8B
   turbospark inspect Qwen3-VL-2B-Instruct
+  turbospark pull Qwen/Qwen3-VL-2B-Instruct
 
 Results go to stdout, everything else to stderr. Exit codes: 0 all done (also when the reader
 of a pipe stops reading), 1 some part failed or was cut short, 2 wrong usage, 130 interrupted.";
@@ -48,13 +49,22 @@ pub enum Command {
     Bench(bench::BenchArgs),
     /// Write the named tensors of every stage, to hold against a reference
     Trace(trace::TraceArgs),
+    /// Lay a model out for reading from disk, and quantise it
+    Pack(pack::PackArgs),
+    /// Fetch a model from the hub, or go on where an earlier pull ended
+    Pull(pull::PullArgs),
+    /// Show the models that were pulled
+    List(list::ListArgs),
+    /// Remove a pulled model
+    Rm(rm::RmArgs),
 }
 
 /// Which model.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// Folder of a checkpoint; without it the small embedded model that reads printed English
-    #[arg(long, value_name = "DIR")]
+    /// Folder of a checkpoint, a .gguf file, or a pulled model such as org/name; without it the small embedded model
+    /// that reads printed English
+    #[arg(long, value_name = "DIR|FILE.gguf|NAME")]
     pub model: Option<PathBuf>,
     #[command(flatten)]
     pub load: LoadArgs,
@@ -109,6 +119,9 @@ impl DeviceArgs {
 pub struct LoadArgs {
     #[command(flatten)]
     device: DeviceArgs,
+    /// Vision tower of a .gguf model, or none to read text alone [default: the mmproj file beside the model]
+    #[arg(long, value_name = "FILE|none", value_parser = mmproj)]
+    mmproj: Option<Mmproj>,
     /// Tokens that prompt and answer may have together [default: the model's, at most 16384]
     #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 2..=MOST))]
     context: Option<usize>,
@@ -128,6 +141,7 @@ impl LoadArgs {
     /// For a program that answers one request at a time.
     pub fn options(&self) -> LoadOptions {
         LoadOptions {
+            mmproj: self.mmproj.clone().unwrap_or_default(),
             context: self.context,
             sequences: 1,
             min_pixels: self.min_pixels,
@@ -237,6 +251,10 @@ pub fn precision(text: &str) -> Result<Precision, String> {
         "auto" => Ok(Precision::Auto),
         _ => Err("expected f32 or auto".into()),
     }
+}
+
+pub fn mmproj(text: &str) -> Result<Mmproj, std::convert::Infallible> {
+    Ok(if text == "none" { Mmproj::Without } else { Mmproj::At(text.into()) })
 }
 
 fn non_empty(text: &str) -> Result<String, String> {

@@ -16,6 +16,7 @@ mod outcome;
 mod progress;
 mod request;
 mod tensors;
+mod transfer;
 
 use std::process::ExitCode;
 
@@ -36,6 +37,10 @@ fn main() -> ExitCode {
         Command::Preprocess(args) => commands::preprocess::run(&args),
         Command::Bench(args) => commands::bench::run(&args, verbose),
         Command::Trace(args) => commands::trace::run(&args),
+        Command::Pack(args) => commands::pack::run(&args, verbose),
+        Command::Pull(args) => commands::pull::run(&args, verbose),
+        Command::List(args) => commands::list::run(&args),
+        Command::Rm(args) => commands::rm::run(&args),
     };
     done.unwrap_or_else(|error| Outcome::of_error(&error)).into()
 }

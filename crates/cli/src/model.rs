@@ -1,24 +1,39 @@
-//! Opening the model that the flags name.
+//! Finding and opening the model that the flags name.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use turbospark::{LoadOptions, Model};
+use turbospark_hub::{Cache, Spec};
 
-/// The model at `path`, or the embedded one.
+/// The model at `path` or of this name, or the embedded one.
 pub fn open(path: Option<&Path>, options: &LoadOptions) -> anyhow::Result<Model> {
     let Some(path) = path else { return embedded(options) };
-    let gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
-    if gguf && path.is_file() {
+    let found = locate(path)?;
+    // A pulled copy lies under its commit's hash: it is called as it was asked for.
+    let name = (found != path).then(|| path.to_string_lossy().into_owned());
+    let options = LoadOptions { name: name.or_else(|| options.name.clone()), ..options.clone() };
+    Model::open(&found, &options).with_context(|| format!("cannot open the model {}", path.display()))
+}
+
+/// Where the model is: a file or folder as it is, a name such as `org/name` in the cache of pulled models.
+pub fn locate(given: &Path) -> anyhow::Result<PathBuf> {
+    if given.exists() {
+        return Ok(given.to_owned());
+    }
+    let Some(spec) = given.to_str().and_then(|name| name.parse::<Spec>().ok()) else {
         bail!(
-            "{}: GGUF files are not read yet; give the folder of a checkpoint with config.json and safetensors files",
-            path.display()
+            "there is no file or folder {}; --model takes the folder of a checkpoint, a .gguf file, or the name of a pulled model, org/name",
+            given.display()
         );
+    };
+    match Cache::from_env()?.find(&spec) {
+        Ok(model) => Ok(model.path),
+        Err(error @ turbospark_hub::Error::NotHere { .. }) => {
+            bail!("{error} fetches it (a file or folder of that name is not here either)")
+        }
+        Err(error) => Err(error.into()),
     }
-    if !path.exists() {
-        bail!("there is no model at {}; --model takes the folder of a downloaded checkpoint", path.display());
-    }
-    Model::open(path, options).with_context(|| format!("cannot open the model {}", path.display()))
 }
 
 #[cfg(feature = "embedded-model")]

@@ -53,7 +53,7 @@ fn a_model_that_is_not_there_is_a_failure_not_a_usage() {
 #[test]
 fn help_names_every_command_and_shows_examples() {
     let help = run(["--help"]).ends_with_code(0);
-    for command in ["read", "run", "chat", "inspect", "preprocess", "bench", "trace"] {
+    for command in ["read", "run", "chat", "inspect", "preprocess", "bench", "trace", "pull", "list", "rm"] {
         assert!(help.out.contains(&format!("\n  {command} ")), "{command} is not in {}", help.out);
         let own = run([command, "--help"]).ends_with_code(0);
         let examples = own.out.matches(&format!("\n  turbospark {command}")).count();

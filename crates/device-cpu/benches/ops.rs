@@ -255,6 +255,7 @@ fn delta(c: &mut Criterion) {
                 g: f32s(&gates, [rows, heads]),
                 beta: f32s(&gates, [rows, heads]),
                 state: f32s(&state, [1, heads, n, n]),
+                tiled: false,
                 spans: &spans,
                 out: f32s(&out, sides),
             });

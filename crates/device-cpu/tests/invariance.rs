@@ -158,6 +158,7 @@ fn sequence(d: &dyn Device, kv: DType, pieces: &[(usize, bool)], beside: bool) -
             g: g.view(0, DType::F32, [rows, heads]),
             beta: gates.view(0, DType::F32, [rows, heads]),
             state: state.view(0, DType::F32, [2, heads, n, n]),
+            tiled: false,
             spans: &spans,
             out: out[2].view(0, DType::F32, [rows, heads, n]),
         });
@@ -294,6 +295,7 @@ fn a_snapshot_is_the_state_of_a_shorter_run_and_changes_nothing_else() {
                 g: g.view(0, DType::F32, [rows, heads]),
                 beta: beta.view(0, DType::F32, [rows, heads]),
                 state: state.view(0, DType::F32, [slots, heads, kn, vn]),
+                tiled: false,
                 spans: &spans,
                 out: out[0].view(0, DType::F32, [rows, heads, vn]),
             });

@@ -270,7 +270,7 @@ proptest! {
                 g: g.view(0, DType::F32, [rows, heads]),
                 beta: beta.view(0, DType::F32, [rows, heads]),
                 state: state.view(0, DType::F32, [slots, heads, kn, vn]),
-                spans: &spans,
+                tiled: seed % 2 == 1, spans: &spans,
                 out: out.view(0, DType::F32, [rows, heads, vn]),
             }));
             vec![get(d, &out), get(d, &state)]

@@ -277,6 +277,7 @@ proptest! {
                 a: a_view,
                 b: b_view,
                 a_log: a_log.view(0, float(dtype), [heads]),
+                is_rate: in_place,
                 dt_bias: dt_bias.view(0, float(dtype), [heads]),
                 g: if in_place { a_view } else { g_view },
                 beta: if in_place { b_view } else { beta_view },

@@ -27,7 +27,7 @@ mod weight;
 pub use batch::{Row, Sequence, Source};
 pub use cache::{Cache, CacheShape, KvFormat, UnknownKvFormat};
 pub use error::{ModelError, Result};
-pub use load::{LoadAs, Model};
+pub use load::{LoadAs, Model, Planned, plan};
 pub use quant::{Quant, Role, UnknownQuant};
 pub use scratch::Scratch;
 pub use trunk::Trunk;

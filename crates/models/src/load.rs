@@ -6,10 +6,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use turbospark_device::{Buffer, Device, DeviceError, Mapping, WeightLayout};
+use turbospark_device::{Buffer, Device, DeviceError, Mapping, ReferenceDevice, WeightLayout};
 use turbospark_tensor::quant::requantise;
 use turbospark_tensor::{DType, Shape};
-use turbospark_weights::{Checkpoint, Claims, FileId, Place};
+use turbospark_weights::{Checkpoint, Claims, FileId, Linear, Piece, Scaled};
 
 use crate::blocks::attention::AttentionWeights;
 use crate::blocks::delta::DeltaWeights;
@@ -20,11 +20,11 @@ use crate::quant::{Quant, Role, requantise_transposed};
 use crate::rope::TextRope;
 use crate::trunk::{Layer, Mixer, Norm, Trunk};
 use crate::vision_tower::VisionTower;
-use crate::weight::{Affine, Weight};
+use crate::weight::{Affine, Matrix, ScaledTensors, Weight};
 use crate::{ModelError, Result};
 
 /// Parts of published checkpoints that are known and not run: the multi-token prediction head.
-const KNOWN_SKIPS: &[&str] = &["mtp.", "model.mtp."];
+const KNOWN_SKIPS: &[&str] = &["mtp.", "model.mtp.", "model.language_model.mtp."];
 
 /// A tower and a trunk, ready to run on the device they were loaded to.
 #[derive(Debug)]
@@ -54,20 +54,43 @@ impl Model {
     /// # Errors
     /// As [`Model::load`]; a weight that is not finite or too large for its format, by name.
     pub fn load_as(config: Config, checkpoint: &Checkpoint, device: &dyn Device, how: &LoadAs) -> Result<Self> {
-        let mut l = Loader { device, how: *how, claims: checkpoint.claims(), files: HashMap::new() };
-        let vision = config.vision.as_ref().map(|v| l.tower(v)).transpose()?;
-        let deepstack_blocks = config.vision.as_ref().map_or(Vec::new(), |v| v.deepstack_visual_indexes.clone());
-        let trunk = l.trunk(&config, deepstack_blocks)?;
-        let skipped_tensors = l.claims.finish(KNOWN_SKIPS)?;
-        Ok(Model { config, trunk, vision, skipped_tensors })
+        let loader = Loader { device, how: *how, claims: checkpoint.claims(), files: HashMap::new(), plan: None };
+        loader.load(config).map(|(model, _)| model)
     }
+}
+
+/// A tensor that a model asks for, and what becomes of it.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// Its published name.
+    pub name: String,
+    /// Where it comes from.
+    pub source: Linear,
+    /// The block format that it is quantised to; `None` where it stays as it is stored.
+    pub target: Option<DType>,
+    /// Whether it is stored `[.., in, out]`.
+    pub in_out: bool,
+}
+
+/// The tensors of a model in the order in which a pass uses them, without bringing one.
+///
+/// # Errors
+/// As [`Model::load_as`], but for what only the tensors' bytes show.
+pub fn plan(config: Config, checkpoint: &Checkpoint, how: &LoadAs) -> Result<Vec<Planned>> {
+    let (claims, plan) = (checkpoint.claims(), Some(Vec::new()));
+    let loader = Loader { device: &ReferenceDevice, how: *how, claims, files: HashMap::new(), plan };
+    loader.load(config).map(|(_, plan)| plan)
 }
 
 /// How weights are brought to a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoadAs {
-    /// Formats to quantise to; what is quantised already stays as it is.
+    /// Formats to quantise the trunk to; what is quantised already stays as it is.
     pub quant: Option<Quant>,
+    /// Formats to quantise the vision tower to.
+    pub vision_quant: Option<Quant>,
+    /// Whether what is quantised already is quantised again.
+    pub requantise: bool,
     /// Threads that quantise; the number changes no bit. `None` takes the processors that the process may use.
     pub threads: Option<usize>,
 }
@@ -78,65 +101,147 @@ struct Loader<'a> {
     claims: Claims<'a>,
     /// Mapped files that the device uses in place; `None` where it can't.
     files: HashMap<FileId, Option<Arc<Buffer>>>,
+    /// Where tensors are listed and not brought.
+    plan: Option<Vec<Planned>>,
 }
 
 impl Loader<'_> {
-    fn take(&mut self, name: &str, dims: &[usize]) -> Result<Weight> {
-        let place = self.claims.take(name, Shape::new(dims))?;
-        self.bring(name, &place)
+    fn load(mut self, config: Config) -> Result<(Model, Vec<Planned>)> {
+        let vision = config.vision.as_ref().map(|v| self.tower(v)).transpose()?;
+        let deepstack_blocks = config.vision.as_ref().map_or(Vec::new(), |v| v.deepstack_visual_indexes.clone());
+        let trunk = self.trunk(&config, deepstack_blocks)?;
+        let skipped_tensors = self.claims.finish(KNOWN_SKIPS)?;
+        Ok((Model { config, trunk, vision, skipped_tensors }, self.plan.unwrap_or_default()))
     }
 
-    fn bring(&mut self, name: &str, place: &Place) -> Result<Weight> {
+    /// Lists a tensor where there is a plan.
+    fn planned(&mut self, name: &str, source: &Linear, target: Option<DType>, in_out: bool) -> Result<Option<Matrix>> {
+        let Some(plan) = &mut self.plan else { return Ok(None) };
+        plan.push(Planned { name: name.to_owned(), source: source.clone(), target, in_out });
+        let nothing = Arc::new(self.device.alloc(name, 0)?);
+        Ok(Some(Matrix::Plain(Weight::new(nothing, 0, DType::F32, source.shape()))))
+    }
+
+    /// A tensor of floats, such as a norm.
+    fn take(&mut self, name: &str, dims: &[usize]) -> Result<Weight> {
+        let piece = self.claims.take(name, Shape::new(dims))?;
+        match self.planned(name, &Linear::Piece(piece.clone()), None, false)? {
+            Some(Matrix::Plain(weight)) => Ok(weight),
+            _ => self.bring(name, &piece),
+        }
+    }
+
+    fn bring(&mut self, name: &str, piece: &Piece) -> Result<Weight> {
         let checkpoint = self.claims.checkpoint();
-        let adopted = match self.files.get(&place.file) {
-            Some(known) => known.clone(),
-            None => {
-                let mapping: Mapping = checkpoint.map(place.file)?;
-                let adopted = self.device.adopt(mapping)?.map(Arc::new);
-                self.files.insert(place.file, adopted.clone());
-                adopted
-            }
-        };
-        if let Some(buffer) = adopted {
+        if let Piece::Place(place) = piece
+            && let Some(buffer) = self.adopted(place.file)?
+        {
             let offset = usize::try_from(place.offset).map_err(|_| too_large(name))?;
             return Ok(Weight::new(buffer, offset, place.dtype, place.shape));
         }
-        let bytes = usize::try_from(place.length).map_err(|_| too_large(name))?;
+        let bytes = usize::try_from(piece.length()).map_err(|_| too_large(name))?;
         let buffer = self.device.alloc(name, bytes)?;
-        let fill = |out: &mut [u8]| checkpoint.read(place, out).map_err(std::io::Error::other);
+        let fill = |out: &mut [u8]| checkpoint.fill(piece, out).map_err(std::io::Error::other);
         self.device.fill(buffer.bytes(), &mut { fill })?;
-        Ok(Weight::new(Arc::new(buffer), 0, place.dtype, place.shape))
+        Ok(Weight::new(Arc::new(buffer), 0, piece.dtype(), piece.shape()))
+    }
+
+    /// A file's own pages, where the device can use them.
+    fn adopted(&mut self, file: FileId) -> Result<Option<Arc<Buffer>>> {
+        if let Some(known) = self.files.get(&file) {
+            return Ok(known.clone());
+        }
+        let mapping: Mapping = self.claims.checkpoint().map(file)?;
+        let adopted = self.device.adopt(mapping)?.map(Arc::new);
+        self.files.insert(file, adopted.clone());
+        Ok(adopted)
     }
 
     /// A linear weight or table `[out, in]`, quantised where that is asked for and its rows are whole blocks.
-    fn linear(&mut self, name: &str, dims: &[usize], role: Role) -> Result<Weight> {
-        let place = self.claims.take(name, Shape::new(dims))?;
-        match self.format(&place, role, place.shape.last()) {
-            Some(dtype) => self.quantised(name, &place, dtype, place.shape, false),
-            None => self.bring(name, &place),
+    fn linear(&mut self, name: &str, dims: &[usize], role: Role) -> Result<Matrix> {
+        self.linear_as(name, dims, self.how.quant, role)
+    }
+
+    fn linear_as(&mut self, name: &str, dims: &[usize], quant: Option<Quant>, role: Role) -> Result<Matrix> {
+        let linear = self.claims.take_linear(name, Shape::new(dims))?;
+        let Some(dtype) = self.format(&linear, quant, role, dims[dims.len() - 1]) else {
+            return self.bring_linear(name, &linear);
+        };
+        let linear = match linear {
+            Linear::Scaled(_) => Linear::Piece(self.claims.take(name, Shape::new(dims))?),
+            piece => piece,
+        };
+        self.quantised(name, &linear, dtype, linear.shape(), false)
+    }
+
+    /// A linear weight in the form that it is stored in.
+    fn stored(&mut self, name: &str, dims: &[usize]) -> Result<Matrix> {
+        let linear = self.claims.take_linear(name, Shape::new(dims))?;
+        self.bring_linear(name, &linear)
+    }
+
+    fn bring_linear(&mut self, name: &str, linear: &Linear) -> Result<Matrix> {
+        self.bring_laid_out(name, linear, WeightLayout::OutIn)
+    }
+
+    fn bring_laid_out(&mut self, name: &str, linear: &Linear, layout: WeightLayout) -> Result<Matrix> {
+        if let Some(planned) = self.planned(name, linear, None, layout == WeightLayout::InOut)? {
+            return Ok(planned);
+        }
+        match linear {
+            Linear::Piece(piece) => Ok(Matrix::Plain(self.bring(name, piece)?)),
+            Linear::Scaled(Scaled { shape, codes, scales, biases, form }) => Ok(Matrix::Scaled(ScaledTensors {
+                shape: *shape,
+                codes: self.bring(name, codes)?,
+                scales: self.bring(name, scales)?,
+                biases: biases.as_ref().map(|b| self.bring(name, b)).transpose()?,
+                form: *form,
+            })),
+        }
+    }
+
+    /// A linear weight of the tower of which ops take ranges of `part` outputs: those that share a scale across such a
+    /// border are widened.
+    fn in_parts(&mut self, name: &str, dims: &[usize], part: usize) -> Result<Matrix> {
+        match self.claims.take_linear(name, Shape::new(dims))? {
+            Linear::Scaled(s) if s.form.rows() > 1 && !part.is_multiple_of(s.form.rows()) => {
+                let piece = self.claims.take(name, Shape::new(dims))?;
+                self.bring_linear(name, &Linear::Piece(piece))
+            }
+            _ => self.linear_as(name, dims, self.how.vision_quant, Role::Linear),
         }
     }
 
     /// What a tensor with rows of `row` is quantised to.
-    fn format(&self, place: &Place, role: Role, row: usize) -> Option<DType> {
-        self.how.quant.filter(|_| place.dtype.is_float())?.of(role, row)
+    fn format(&self, linear: &Linear, quant: Option<Quant>, role: Role, row: usize) -> Option<DType> {
+        let float = matches!(linear, Linear::Piece(piece) if piece.dtype().is_float());
+        quant.filter(|_| float || self.how.requantise)?.of(role, row)
     }
 
     /// The tensor as blocks of `dtype`, with `shape`; `transposed` when its columns become rows.
-    fn quantised(&mut self, name: &str, place: &Place, dtype: DType, shape: Shape, transposed: bool) -> Result<Weight> {
+    fn quantised(
+        &mut self,
+        name: &str,
+        linear: &Linear,
+        dtype: DType,
+        shape: Shape,
+        transposed: bool,
+    ) -> Result<Matrix> {
+        if let Some(planned) = self.planned(name, linear, Some(dtype), transposed)? {
+            return Ok(planned);
+        }
+        let Linear::Piece(piece) = linear else { unreachable!("only one tensor is quantised") };
         let len = dtype.bytes(shape.elements()).ok_or_else(|| too_large(name))?;
-        let mapping = self.claims.checkpoint().map(place.file)?;
-        let bytes: &[u8] = (*mapping).as_ref();
-        let range = || Some(usize::try_from(place.offset).ok()?..usize::try_from(place.offset + place.length).ok()?);
-        let bytes = range().and_then(|r| bytes.get(r)).ok_or_else(|| too_large(name))?;
+        let bytes = self.bytes(name, piece)?;
+        let (from, sides) = (piece.dtype(), piece.shape());
         let threads = self.how.threads.or_else(|| std::thread::available_parallelism().ok().map(|n| n.get()));
         let threads = threads.unwrap_or(1);
         let buffer = self.device.alloc(name, len)?;
         let mut refused = None;
         let filled = self.device.fill(buffer.bytes(), &mut |out| {
             let done = match transposed {
-                true => requantise_transposed(bytes, place.dtype, place.shape, dtype, threads, out),
-                false => requantise(bytes, place.dtype, dtype, threads, out),
+                true => requantise_transposed(&bytes, from, sides, dtype, threads, out),
+                false => requantise(&bytes, from, dtype, threads, out),
             };
             done.map_err(|e| {
                 refused = Some(e);
@@ -147,12 +252,27 @@ impl Loader<'_> {
             return Err(ModelError::Quant { name: name.to_owned(), source });
         }
         filled?;
-        Ok(Weight::new(Arc::new(buffer), 0, dtype, shape))
+        Ok(Matrix::Plain(Weight::new(Arc::new(buffer), 0, dtype, shape)))
+    }
+
+    /// A tensor's bytes, in place where it lies in a file.
+    fn bytes(&self, name: &str, piece: &Piece) -> Result<Bytes> {
+        let checkpoint = self.claims.checkpoint();
+        let Piece::Place(place) = piece else {
+            let mut bytes = vec![0; usize::try_from(piece.length()).map_err(|_| too_large(name))?];
+            checkpoint.fill(piece, &mut bytes)?;
+            return Ok(Bytes::Made(bytes));
+        };
+        let mapping = checkpoint.map(place.file)?;
+        let range = || Some(usize::try_from(place.offset).ok()?..usize::try_from(place.offset + place.length).ok()?);
+        let whole = <turbospark_weights::Mapping as AsRef<[u8]>>::as_ref(&mapping).len();
+        let range = range().filter(|r| r.end <= whole).ok_or_else(|| too_large(name))?;
+        Ok(Bytes::Mapped(mapping, range))
     }
 
     fn affine(&mut self, name: &str, out: usize, inner: usize) -> Result<Affine> {
         Ok(Affine {
-            weight: self.take(&format!("{name}.weight"), &[out, inner])?,
+            weight: self.linear_as(&format!("{name}.weight"), &[out, inner], self.how.vision_quant, Role::Linear)?,
             bias: self.take(&format!("{name}.bias"), &[out])?,
         })
     }
@@ -170,7 +290,7 @@ impl Loader<'_> {
         let kernel = [d, c.in_channels, c.temporal_patch_size, side, side];
         let proj = self.take(&format!("{V}.patch_embed.proj.weight"), &kernel)?;
         let patch_embed = Affine {
-            weight: proj.reshaped(&[d, c.patch_dim()]),
+            weight: Matrix::Plain(proj.reshaped(&[d, c.patch_dim()])),
             bias: self.take(&format!("{V}.patch_embed.proj.bias"), &[d])?,
         };
         let pos_embed = self.take(&format!("{V}.pos_embed.weight"), &[c.num_position_embeddings, d])?;
@@ -179,7 +299,10 @@ impl Loader<'_> {
                 let b = format!("{V}.blocks.{j}");
                 Ok(BlockWeights {
                     norm1: self.layer_norm(&format!("{b}.norm1"), d)?,
-                    qkv: self.affine(&format!("{b}.attn.qkv"), 3 * d, d)?,
+                    qkv: Affine {
+                        weight: self.in_parts(&format!("{b}.attn.qkv.weight"), &[3 * d, d], d)?,
+                        bias: self.take(&format!("{b}.attn.qkv.bias"), &[3 * d])?,
+                    },
                     proj: self.affine(&format!("{b}.attn.proj"), d, d)?,
                     norm2: self.layer_norm(&format!("{b}.norm2"), d)?,
                     fc1: self.affine(&format!("{b}.mlp.linear_fc1"), c.intermediate_size, d)?,
@@ -209,7 +332,7 @@ impl Loader<'_> {
         // Text-only exports leave `language_model` out.
         let nested = "model.language_model";
         let root = if self.claims.contains(&format!("{nested}.embed_tokens.weight")) { nested } else { "model" };
-        let one_plus = config.family.is_qwen35();
+        let one_plus = config.family.is_qwen35() && !self.claims.checkpoint().conventions().norms_hold_one;
         let table = [c.vocab_size, c.hidden_size];
         let tied = config.tie_word_embeddings;
         let role = if tied { Role::Head } else { Role::Linear };
@@ -249,6 +372,13 @@ impl Loader<'_> {
         let (d, h) = (c.head_dim, c.hidden_size);
         let (queries, keys) = (c.num_attention_heads * d, c.num_key_value_heads * d);
         let gated = c.attention_output_gate;
+        let head_norms = match c.head_norms {
+            true => Some([
+                self.norm(&format!("{name}.q_norm.weight"), d, c, one_plus)?,
+                self.norm(&format!("{name}.k_norm.weight"), d, c, one_plus)?,
+            ]),
+            false => None,
+        };
         Ok(AttentionWeights {
             q_proj: self.linear(
                 &format!("{name}.q_proj.weight"),
@@ -258,8 +388,7 @@ impl Loader<'_> {
             k_proj: self.linear(&format!("{name}.k_proj.weight"), &[keys, h], Role::Linear)?,
             v_proj: self.linear(&format!("{name}.v_proj.weight"), &[keys, h], sensitive)?,
             o_proj: self.linear(&format!("{name}.o_proj.weight"), &[h, queries], Role::Linear)?,
-            q_norm: self.norm(&format!("{name}.q_norm.weight"), d, c, one_plus)?,
-            k_norm: self.norm(&format!("{name}.k_norm.weight"), d, c, one_plus)?,
+            head_norms,
             head_dim: d,
             gated,
         })
@@ -268,16 +397,19 @@ impl Loader<'_> {
     fn delta(&mut self, name: &str, c: &TextConfig, d: &DeltaConfig, sensitive: Role) -> Result<DeltaWeights> {
         let (h, heads, channels) = (c.hidden_size, d.num_value_heads, d.conv_channels());
         let conv = self.take(&format!("{name}.conv1d.weight"), &[channels, 1, d.conv_kernel])?;
+        let conventions = self.claims.checkpoint().conventions();
         Ok(DeltaWeights {
             in_proj_qkv: self.linear(&format!("{name}.in_proj_qkv.weight"), &[channels, h], sensitive)?,
             in_proj_z: self.linear(&format!("{name}.in_proj_z.weight"), &[d.value_dim(), h], Role::Linear)?,
-            in_proj_b: self.take(&format!("{name}.in_proj_b.weight"), &[heads, h])?,
-            in_proj_a: self.take(&format!("{name}.in_proj_a.weight"), &[heads, h])?,
+            in_proj_b: self.stored(&format!("{name}.in_proj_b.weight"), &[heads, h])?,
+            in_proj_a: self.stored(&format!("{name}.in_proj_a.weight"), &[heads, h])?,
             conv: conv.reshaped(&[channels, d.conv_kernel]),
             a_log: self.take(&format!("{name}.A_log"), &[heads])?,
+            is_rate: conventions.decay_is_negated_exp,
             dt_bias: self.take(&format!("{name}.dt_bias"), &[heads])?,
             norm: self.take(&format!("{name}.norm.weight"), &[d.value_head_dim])?,
             out_proj: self.linear(&format!("{name}.out_proj.weight"), &[h, d.value_dim()], Role::Linear)?,
+            tiled: conventions.value_heads_tiled,
             eps: c.rms_norm_eps,
             config: *d,
         })
@@ -295,22 +427,32 @@ impl Loader<'_> {
         let shared = match m.shared_expert_intermediate_size {
             Some(width) => Some((
                 self.dense(&format!("{name}.shared_expert"), width, hidden, sensitive)?,
-                self.take(&format!("{name}.shared_expert_gate.weight"), &[1, hidden])?,
+                self.stored(&format!("{name}.shared_expert_gate.weight"), &[1, hidden])?,
             )),
             None => None,
         };
         Ok(MoeWeights {
-            router: self.take(&format!("{name}.gate.weight"), &[m.num_experts, hidden])?,
+            router: self.stored(&format!("{name}.gate.weight"), &[m.num_experts, hidden])?,
             experts: self.experts(&format!("{name}.experts"), hidden, m, sensitive)?,
             width: m.moe_intermediate_size,
+            norm_topk_prob: m.norm_topk_prob,
             shared,
         })
     }
 
-    /// The three layouts in which published files hold experts, told apart by name and shape.
+    /// The four layouts in which files hold experts, told apart by name and shape: fused either way round, stacked, and
+    /// one by one.
     fn experts(&mut self, name: &str, hidden: usize, m: &MoeConfig, sensitive: Role) -> Result<ResidentExperts> {
         let (experts, width) = (m.num_experts, m.moe_intermediate_size);
-        let fused = format!("{name}.gate_up_proj");
+        let (fused, stacked) = (format!("{name}.gate_up_proj"), format!("{name}.gate_proj.weight"));
+        if self.claims.contains(&stacked) {
+            let inward = [experts, width, hidden];
+            return Ok(ResidentExperts::Stacked {
+                gate: self.linear(&stacked, &inward, Role::Linear)?,
+                up: self.linear(&format!("{name}.up_proj.weight"), &inward, Role::Linear)?,
+                down: self.linear(&format!("{name}.down_proj.weight"), &[experts, hidden, width], sensitive)?,
+            });
+        }
         if !self.claims.contains(&fused) {
             let each = (0..experts).map(|e| self.dense(&format!("{name}.{e}"), width, hidden, sensitive));
             return Ok(ResidentExperts::Split(each.collect::<Result<Vec<_>>>()?));
@@ -333,9 +475,11 @@ impl Loader<'_> {
             WeightLayout::OutIn => [experts, 2 * width, hidden],
             WeightLayout::InOut => [experts, hidden, 2 * width],
         };
-        let down = down.1;
-        let gate_up = self.claims.take(&fused, Shape::new(&gate_up_dims))?;
-        let formats = [self.format(&gate_up, Role::Linear, hidden), self.format(&down, sensitive, width)];
+        let gate_up = self.claims.take_linear(&fused, Shape::new(&gate_up_dims))?;
+        let gate_up = self.whole_scales(&fused, gate_up, layout, width)?;
+        let down = self.whole_scales(&down_name, down.1, layout, hidden)?;
+        let quant = self.how.quant;
+        let formats = [self.format(&gate_up, quant, Role::Linear, hidden), self.format(&down, quant, sensitive, width)];
         if let (WeightLayout::InOut, [Some(gate_up_type), Some(down_type)]) = (layout, formats) {
             // Blocks run along `in`: the experts are turned. Where one of the two can't be quantised, neither is.
             let sides = Shape::from([experts, 2 * width, hidden]);
@@ -343,13 +487,43 @@ impl Loader<'_> {
             let down = self.quantised(&down_name, &down, down_type, Shape::from(out_in), true)?;
             return Ok(ResidentExperts::Fused { gate_up, down, layout: WeightLayout::OutIn });
         }
-        let mut bring = |name: &str, place: &Place, format: Option<DType>| match (layout, format) {
-            (WeightLayout::OutIn, Some(dtype)) => self.quantised(name, place, dtype, place.shape, false),
-            _ => self.bring(name, place),
+        let mut bring = |name: &str, linear: &Linear, format: Option<DType>| match (layout, format) {
+            (WeightLayout::OutIn, Some(dtype)) => self.quantised(name, linear, dtype, linear.shape(), false),
+            _ => self.bring_laid_out(name, linear, layout),
         };
         let down = bring(&down_name, &down, formats[1])?;
         let gate_up = bring(&fused, &gate_up, formats[0])?;
         Ok(ResidentExperts::Fused { gate_up, down, layout })
+    }
+
+    /// Widens a weight with scales of its own that ops can't take as it lies: stored `[in, out]`, or with a scale that
+    /// reaches over the border between two parts of `part` outputs.
+    fn whole_scales(&mut self, name: &str, linear: Linear, layout: WeightLayout, part: usize) -> Result<Linear> {
+        match &linear {
+            Linear::Scaled(s)
+                if layout == WeightLayout::InOut || (s.form.rows() > 1 && !part.is_multiple_of(s.form.rows())) =>
+            {
+                Ok(Linear::Piece(self.claims.take(name, s.shape)?))
+            }
+            _ => Ok(linear),
+        }
+    }
+}
+
+/// A tensor's bytes.
+enum Bytes {
+    Mapped(Arc<turbospark_weights::Mapping>, std::ops::Range<usize>),
+    Made(Vec<u8>),
+}
+
+impl std::ops::Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(mapping, range) => &(**mapping).as_ref()[range.clone()],
+            Bytes::Made(bytes) => bytes,
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use turbospark_tensor::mutant::{Mutant, active};
 
-use crate::config::RopeConfig;
+use crate::config::{RopeConfig, RopeScaling};
 
 /// `theta^(-2j/dim)` for `j < dim/2`, rounded as the reference rounds: exponent, power and reciprocal in f32.
 fn inverse_frequencies(theta: f64, dim: usize) -> Vec<f32> {
@@ -15,6 +15,27 @@ fn inverse_frequencies(theta: f64, dim: usize) -> Vec<f32> {
             1.0 / theta.powf(exponent as f64) as f32
         })
         .collect()
+}
+
+/// Frequencies for longer contexts (`ROPE_INIT_FUNCTIONS` of the reference), in f32 as there.
+fn scale(scaling: &RopeScaling, inv: &mut [f32]) {
+    match scaling {
+        RopeScaling::None => {}
+        RopeScaling::Linear(factor) => inv.iter_mut().for_each(|f| *f /= *factor as f32),
+        RopeScaling::Each(factors) => inv.iter_mut().zip(factors).for_each(|(f, factor)| *f /= factor),
+        &RopeScaling::Llama3 { factor, low, high, original } => {
+            for f in inv {
+                let wavelength = std::f32::consts::TAU / *f;
+                let slow = *f / factor as f32;
+                if wavelength > (original / low) as f32 {
+                    *f = slow;
+                } else if wavelength >= (original / high) as f32 {
+                    let smooth = (original as f32 / wavelength - low as f32) / (high - low) as f32;
+                    *f = (1.0 - smooth) * slow + smooth * *f;
+                }
+            }
+        }
+    }
 }
 
 /// cos and sin of an f32 angle, correctly rounded.
@@ -48,7 +69,9 @@ impl TextRope {
                 _ => 0,
             }
         });
-        TextRope { inv: inverse_frequencies(config.theta, dim), axis: axis.collect() }
+        let mut inv = inverse_frequencies(config.theta, dim);
+        scale(&config.scaling, &mut inv);
+        TextRope { inv, axis: axis.collect() }
     }
 
     /// Angles a head: half the elements turned.

@@ -2,7 +2,7 @@
 
 use crate::blocks::mlp::{DenseWeights, Mlp, ResidentExperts};
 use crate::trunk::{Mixer, Trunk};
-use crate::weight::Weight;
+use crate::weight::{Matrix, Weight};
 
 impl Trunk {
     /// Bytes of weights that one pass over `rows` decoded rows reads, each tensor once.
@@ -17,15 +17,14 @@ impl Trunk {
             .map(|layer| {
                 let mixer: f64 = match &layer.mixer {
                     Mixer::Attention(w) => {
-                        [&w.q_proj, &w.k_proj, &w.v_proj, &w.o_proj, &w.q_norm.weight, &w.k_norm.weight]
-                            .into_iter()
-                            .map(Weight::bytes)
-                            .sum()
+                        let norms = w.head_norms.iter().flatten().map(|n| n.weight.bytes()).sum::<f64>();
+                        norms + [&w.q_proj, &w.k_proj, &w.v_proj, &w.o_proj].into_iter().map(Matrix::bytes).sum::<f64>()
                     }
                     Mixer::Delta(w) => {
                         let products = [&w.in_proj_qkv, &w.in_proj_z, &w.in_proj_b, &w.in_proj_a, &w.out_proj];
                         let rest = [&w.conv, &w.a_log, &w.dt_bias, &w.norm];
-                        products.into_iter().chain(rest).map(Weight::bytes).sum()
+                        let products = products.into_iter().map(Matrix::bytes).sum::<f64>();
+                        products + rest.into_iter().map(Weight::bytes).sum::<f64>()
                     }
                 };
                 let norms = layer.input_norm.weight.bytes() + layer.post_attention_norm.weight.bytes();
@@ -44,6 +43,7 @@ impl Trunk {
         let used = 1.0 - (1.0 - per_row).powi(rows.try_into().unwrap_or(i32::MAX));
         let all = match &w.experts {
             ResidentExperts::Fused { gate_up, down, .. } => gate_up.bytes() + down.bytes(),
+            ResidentExperts::Stacked { gate, up, down } => gate.bytes() + up.bytes() + down.bytes(),
             ResidentExperts::Split(each) => each.iter().map(DenseWeights::bytes).sum(),
         };
         let shared = w.shared.as_ref().map_or(0.0, |(w, gate)| w.bytes() + gate.bytes());
@@ -54,6 +54,12 @@ impl Trunk {
 impl DenseWeights {
     fn bytes(&self) -> f64 {
         self.gate.bytes() + self.up.bytes() + self.down.bytes()
+    }
+}
+
+impl Matrix {
+    fn bytes(&self) -> f64 {
+        self.tensors().map(Weight::bytes).sum()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::cache::Cache;
 use crate::config::{Family, TextConfig};
 use crate::rope::TextRope;
 use crate::scratch::{Plan, Region, Scratch};
-use crate::weight::Weight;
+use crate::weight::{Matrix, Weight};
 use crate::{ModelError, Result, qwen3_5, qwen3_vl};
 
 /// A root mean square norm.
@@ -45,10 +45,10 @@ pub(crate) struct Layer {
 pub struct Trunk {
     pub(crate) family: Family,
     pub(crate) config: TextConfig,
-    pub(crate) embed: Weight,
+    pub(crate) embed: Matrix,
     pub(crate) layers: Vec<Layer>,
     pub(crate) norm: Norm,
-    pub(crate) lm_head: Weight,
+    pub(crate) lm_head: Matrix,
     pub(crate) rope: TextRope,
     /// Of the tower; only the mutants that misplace deepstack rows ask.
     pub(crate) deepstack_blocks: Vec<usize>,
@@ -310,7 +310,7 @@ impl Trunk {
             }
         }
         pass.scope("embedding", None);
-        let table = self.embed.view().into();
+        let table = self.embed.view();
         pass.gather(Gather { table, index: ids, weights: None, out: step.x, accumulate: false });
         for p in pieces {
             let to = step.x.rows(p.first_row..p.first_row + p.rows);

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
-use turbospark_device::{Buffer, View};
-use turbospark_tensor::{DType, Shape};
+use turbospark_device::{Buffer, LinearWeight, ScaledWeight, View};
+use turbospark_tensor::{DType, ScaledForm, Shape};
 
 /// A tensor of the checkpoint where a pass can reach it.
 #[derive(Clone, Debug)]
@@ -41,9 +41,78 @@ impl Weight {
     }
 }
 
+/// A linear weight or a table where a pass can reach it, in whatever form the checkpoint has.
+#[derive(Clone, Debug)]
+pub(crate) enum Matrix {
+    /// One tensor of a float or block type.
+    Plain(Weight),
+    /// Codes and scales.
+    Scaled(ScaledTensors),
+}
+
+/// A weight `[out, in]`, or several `[experts, out, in]`, as codes and scales apart.
+#[derive(Clone, Debug)]
+pub(crate) struct ScaledTensors {
+    pub shape: Shape,
+    pub codes: Weight,
+    pub scales: Weight,
+    pub biases: Option<Weight>,
+    pub form: ScaledForm,
+}
+
+impl Matrix {
+    /// The sides of the weight itself.
+    pub fn shape(&self) -> Shape {
+        match self {
+            Matrix::Plain(w) => w.shape(),
+            Matrix::Scaled(w) => w.shape,
+        }
+    }
+
+    /// What an op takes.
+    pub fn view(&self) -> LinearWeight<'_> {
+        match self {
+            Matrix::Plain(w) => w.view().into(),
+            Matrix::Scaled(w) => w.weight(Weight::view).into(),
+        }
+    }
+
+    /// Matrix `e` of `[E, out, in]`.
+    pub fn of(&self, e: usize) -> LinearWeight<'_> {
+        match self {
+            Matrix::Plain(w) => one(w, e).into(),
+            Matrix::Scaled(w) => w.weight(|w| one(w, e)).into(),
+        }
+    }
+
+    /// The tensors that it is made of.
+    pub fn tensors(&self) -> impl Iterator<Item = &Weight> {
+        match self {
+            Matrix::Plain(w) => [Some(w), None, None],
+            Matrix::Scaled(w) => [Some(&w.codes), Some(&w.scales), w.biases.as_ref()],
+        }
+        .into_iter()
+        .flatten()
+    }
+}
+
+impl ScaledTensors {
+    fn weight<'a>(&'a self, view: impl Fn(&'a Weight) -> View<'a>) -> ScaledWeight<'a> {
+        let biases = self.biases.as_ref().map(&view);
+        ScaledWeight { codes: view(&self.codes), scales: view(&self.scales), biases, form: self.form }
+    }
+}
+
+/// Index `e` of `[E, a, b]`, as `[a, b]`.
+fn one(w: &Weight, e: usize) -> View<'_> {
+    let v = w.view();
+    let (a, b) = (v.dim(1), v.dim(2));
+    v.rows(e..e + 1).reshape([a, b])
+}
+
 /// A linear layer with a bias.
 #[derive(Clone, Debug)]
 pub(crate) struct Affine {
-    pub weight: Weight,
+    pub weight: Matrix,
     pub bias: Weight,
 }

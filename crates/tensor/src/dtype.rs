@@ -3,7 +3,7 @@ use std::{fmt, str::FromStr};
 use half::{bf16, f16};
 
 use crate::block::{self, Block};
-use crate::small_floats::{e4m3_to_f32, e8m0_to_f32, f16_to_f32};
+use crate::small_floats::{bf16_to_f32, e4m3_to_f32, e8m0_to_f32, f16_to_f32};
 
 /// How the elements of a tensor are stored. All are little-endian.
 ///
@@ -259,7 +259,7 @@ pub fn widen_one(bytes: &[u8], dtype: DType, index: usize) -> f32 {
     match dtype {
         DType::F32 => f32::from_le_bytes(at(4).try_into().expect("four bytes")),
         DType::F16 => f16_to_f32(u16::from_le_bytes(at(2).try_into().expect("two bytes"))),
-        DType::BF16 => bf16::from_le_bytes(at(2).try_into().expect("two bytes")).to_f32(),
+        DType::BF16 => bf16_to_f32(u16::from_le_bytes(at(2).try_into().expect("two bytes"))),
         DType::F8_E4M3 => e4m3_to_f32(bytes[index]),
         DType::F8_E8M0 => e8m0_to_f32(bytes[index]),
         other => panic!("{other} is no float type"),
@@ -277,18 +277,18 @@ pub fn widen_into(bytes: &[u8], dtype: DType, out: &mut [f32]) {
     assert_eq!(Some(bytes.len()), dtype.bytes(out.len()), "source and target differ in length");
     match dtype {
         DType::F32 => {
-            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(4)) {
-                *o = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            for (o, &b) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *o = f32::from_le_bytes(b);
             }
         }
         DType::F16 => {
-            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                *o = f16_to_f32(u16::from_le_bytes([b[0], b[1]]));
+            for (o, &b) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *o = f16_to_f32(u16::from_le_bytes(b));
             }
         }
         DType::BF16 => {
-            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                *o = bf16::from_le_bytes([b[0], b[1]]).to_f32();
+            for (o, &b) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *o = bf16_to_f32(u16::from_le_bytes(b));
             }
         }
         DType::F8_E4M3 => {

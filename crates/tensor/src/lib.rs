@@ -18,4 +18,4 @@ pub use block::Block;
 pub use dtype::{DType, UnknownDType, f32_to_bf16, f32_to_f16, widen_into, widen_one};
 pub use scaled::{Code, ScaledForm};
 pub use shape::{Shape, ShapeError};
-pub use small_floats::{e2m1_to_f32, e4m3_to_f32, e8m0_to_f32, f16_to_f32};
+pub use small_floats::{bf16_to_f32, e2m1_to_f32, e4m3_to_f32, e8m0_to_f32, f16_to_f32};

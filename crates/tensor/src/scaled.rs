@@ -10,6 +10,8 @@
 //! it rounds once; with a bias the sum rounds once more. The two are not fused, so that f32 scales give the same bits
 //! everywhere.
 
+use std::fmt;
+
 use half::{bf16, f16};
 
 use crate::quant::{QuantError, affine_group};
@@ -64,6 +66,22 @@ pub struct ScaledForm {
     code: Code,
     group: usize,
     rows: usize,
+}
+
+impl fmt::Display for ScaledForm {
+    /// For people: `4-bit g64`, `FP8 128x128`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.code {
+            Code::Unsigned(bits) => write!(f, "{bits}-bit")?,
+            Code::Signed8 => f.write_str("INT8")?,
+            Code::E2M1 => f.write_str("FP4")?,
+            Code::E4M3 => f.write_str("FP8")?,
+        }
+        match self.rows {
+            1 => write!(f, " g{}", self.group),
+            rows => write!(f, " {rows}x{}", self.group),
+        }
+    }
 }
 
 impl ScaledForm {
@@ -128,6 +146,28 @@ impl ScaledForm {
                 let bias = widen_one(biases, dtype, g);
                 out.iter_mut().for_each(|o| *o += bias);
             }
+        }
+    }
+
+    /// Dequantises the dense rows of a whole `[out, in]` weight.
+    ///
+    /// # Panics
+    /// As [`ScaledForm::widen_row`].
+    pub fn widen_matrix(
+        self,
+        codes: &[u8],
+        scales: &[u8],
+        biases: Option<&[u8]>,
+        dtype: DType,
+        inner: usize,
+        out: &mut [f32],
+    ) {
+        let rows = out.len() / inner.max(1);
+        let (row, groups) = (codes.len() / rows.max(1), inner.div_ceil(self.group) * dtype.size());
+        for (r, out) in out.chunks_exact_mut(inner.max(1)).enumerate() {
+            let of = |bytes: &'_ [u8]| r / self.rows * groups..(r / self.rows * groups + groups).min(bytes.len());
+            let biases = biases.map(|b| &b[of(b)]);
+            self.widen_row(&codes[r * row..(r + 1) * row], &scales[of(scales)], biases, dtype, out);
         }
     }
 

@@ -3,6 +3,12 @@
 //! None of these branches: each case is a select, so that a loop over them becomes vector code on any CPU. (For f16,
 //! the `half` crate asks at run time what the CPU has, in a call for each element.)
 
+/// The upper half of a binary32. A NaN keeps its bits.
+#[inline]
+pub const fn bf16_to_f32(bits: u16) -> f32 {
+    f32::from_bits((bits as u32) << 16)
+}
+
 /// IEEE 754 binary16 by its bits. A NaN stays one, made quiet.
 #[inline]
 pub const fn f16_to_f32(bits: u16) -> f32 {

@@ -1,7 +1,7 @@
 //! The quantisers against the public ones, and on what is no ordinary weight.
 
 use proptest::prelude::*;
-use turbospark_tensor::quant::{FORMATS, QuantError, quantise, quantise_q8_0, requantise};
+use turbospark_tensor::quant::{QuantError, WRITTEN, quantise, quantise_q8_0, requantise};
 use turbospark_tensor::{Code, DType, ScaledForm, f32_to_bf16, f32_to_f16, widen_into};
 
 struct Random(u64);
@@ -63,15 +63,29 @@ fn error(x: &[f32], y: &[f32]) -> f64 {
 #[test]
 fn the_error_is_no_larger_than_the_public_quantisers() {
     // Mean squared errors of ggml 0.25.3 (`quantize_q8_0`, ..) on these numbers, without an importance matrix.
-    // Measured for ours: Q8_0 the same; Q4_0 88 to 94 %, Q4_K 95 to 97 %, Q5_K and Q6_K 91 to 93 % of them. The
-    // linear weights of two small trained models give the same picture: 100, 88, 96, 92, 91 %.
-    let public: [(&str, Vec<f32>, [f64; 5]); 3] = [
-        ("normal", normal(), [1.083163e-8, 2.817213e-6, 1.962638e-6, 5.041206e-7, 1.213105e-7]),
-        ("heavy", heavy(), [8.086794e-8, 1.929626e-5, 9.783146e-6, 2.450646e-6, 7.299298e-7]),
-        ("shifted", shifted(), [6.744637e-8, 1.723235e-5, 1.030735e-5, 2.613146e-6, 7.570544e-7]),
+    // Those of Q4_1, Q5_0 and Q5_1 are of `quantize` of the Python package gguf 0.19.0, which on Q8_0 and Q4_0 gives
+    // the others' numbers. Measured for ours: Q8_0 the same; Q4_0 88 to 94 %, Q4_K 95 to 97 %, Q5_K and Q6_K 91 to 93 %,
+    // Q4_1 and Q5_1 77 to 81 %, Q5_0 87 to 95 % of them. The linear weights of two small trained models give the first
+    // five the same picture: 100, 88, 96, 92, 91 %.
+    let public: [(&str, Vec<f32>, [f64; 8]); 3] = [
+        (
+            "normal",
+            normal(),
+            [1.083163e-8, 2.817213e-6, 1.962638e-6, 5.041206e-7, 1.213105e-7, 2.373949e-6, 6.942344e-7, 5.582399e-7],
+        ),
+        (
+            "heavy",
+            heavy(),
+            [8.086794e-8, 1.929626e-5, 9.783146e-6, 2.450646e-6, 7.299298e-7, 1.127633e-5, 5.055454e-6, 2.635754e-6],
+        ),
+        (
+            "shifted",
+            shifted(),
+            [6.744637e-8, 1.723235e-5, 1.030735e-5, 2.613146e-6, 7.570544e-7, 1.229483e-5, 4.271161e-6, 2.880326e-6],
+        ),
     ];
     for (name, x, public) in public {
-        for (dtype, public) in FORMATS.into_iter().zip(public) {
+        for (dtype, public) in WRITTEN.into_iter().zip(public) {
             let ours = error(&x, &back(&blocks(&x, dtype), dtype, N));
             println!("{name} {dtype}: {ours:.6e}, {:.3} of the public one", ours / public);
             assert!(ours <= 1.01 * public, "{name} {dtype}: {ours:e}, the public quantiser leaves {public:e}");
@@ -92,7 +106,7 @@ fn q8_0_has_the_bits_of_the_public_one() {
 
 #[test]
 fn what_no_block_holds_is_refused_by_its_place() {
-    for dtype in FORMATS {
+    for dtype in WRITTEN {
         let mut out = vec![0; dtype.bytes(1024).unwrap()];
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = vec![0.5; 1024];
@@ -154,7 +168,7 @@ fn blocks_at_the_edges_stay_near() {
         ("denormal", ramp(1e-41), 1.6e-39),
     ];
     for (name, x, most) in cases {
-        for dtype in FORMATS {
+        for dtype in WRITTEN {
             let y = back(&blocks(&x, dtype), dtype, 256);
             let worst = x.iter().zip(&y).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
             assert!(worst <= most, "{name} {dtype}: off by {worst:e}");
@@ -243,7 +257,7 @@ proptest! {
 
     #[test]
     fn any_floats_are_quantised_or_refused(bits in prop::collection::vec(any::<u32>(), 256), mask in any::<u32>()) {
-        for dtype in FORMATS {
+        for dtype in WRITTEN {
             let x: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b & mask)).collect();
             let mut out = vec![0; dtype.bytes(256).unwrap()];
             if quantise(&x, dtype, &mut out).is_ok() {
@@ -253,8 +267,8 @@ proptest! {
     }
 
     #[test]
-    fn threads_change_no_bit(pieces in 1usize..30, threads in 1usize..9, which in 0usize..5, seed in any::<u64>()) {
-        let (dtype, mut r) = (FORMATS[which], Random(seed));
+    fn threads_change_no_bit(pieces in 1usize..30, threads in 1usize..9, which in 0usize..8, seed in any::<u64>()) {
+        let (dtype, mut r) = (WRITTEN[which], Random(seed));
         let n = 256 * pieces;
         let bytes: Vec<u8> = (0..n).flat_map(|_| f32_to_bf16(r.normal() as f32).to_le_bytes()).collect();
         let mut out = vec![0; dtype.bytes(n).unwrap()];

@@ -19,6 +19,16 @@ pub struct RawTensor {
 }
 
 impl RawTensor {
+    /// How an element is stored.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Stored in any way.
+    pub fn new(dtype: Dtype, dims: &[usize], bytes: Vec<u8>) -> Self {
+        RawTensor { dtype, dims: dims.to_vec(), bytes }
+    }
+
     /// Stored as f32.
     pub fn f32(dims: &[usize], values: &[f32]) -> Self {
         RawTensor { dtype: Dtype::F32, dims: dims.to_vec(), bytes: bytemuck::cast_slice(values).to_vec() }

@@ -7,6 +7,7 @@
 #![deny(missing_docs)]
 
 mod checkpoint;
+mod gguf;
 mod golden;
 mod tensors;
 mod tiny;
@@ -14,6 +15,7 @@ mod tiny;
 use std::path::PathBuf;
 
 pub use checkpoint::{RawTensor, pack, read_raw};
+pub use gguf::GgufWriter;
 pub use golden::{Class, Compared, Failure, Index};
 pub use tensors::{FileError, Tensor, Tensors, Values, read, write};
 pub use tiny::{ExpertLayout, random_checkpoint};

@@ -25,7 +25,8 @@ const EDGES: &[(&str, &[&str])] = &[
             "turbospark-tensor",
         ],
     ),
-    ("turbospark-cli", &["turbospark"]),
+    ("turbospark-hub", &[]),
+    ("turbospark-cli", &["turbospark", "turbospark-hub"]),
 ];
 
 #[test]

@@ -18,6 +18,9 @@ pub enum Error {
     /// Tokenizer, template, messages or generation settings.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// A packed folder can't be written.
+    #[error(transparent)]
+    Pack(#[from] turbospark_weights::packed::PackError),
     /// The checkpoint's image settings.
     #[error(transparent)]
     ImageConfig(#[from] ConfigError),

@@ -34,6 +34,7 @@ mod error;
 mod generate;
 mod model;
 mod options;
+pub mod pack;
 mod pool;
 mod prompt;
 pub mod sampler;
@@ -56,6 +57,7 @@ pub use turbospark_models::{KvFormat, ModelError, Quant, UnknownKvFormat, Unknow
 pub use turbospark_text as text;
 pub use turbospark_vision as vision;
 pub use turbospark_weights as weights;
+pub use turbospark_weights::gguf::Mmproj;
 
 /// The README's example runs as a test.
 #[cfg(all(doctest, feature = "embedded-model", feature = "device-cpu"))]

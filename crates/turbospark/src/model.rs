@@ -44,17 +44,14 @@ pub(crate) struct Engine {
 }
 
 impl Model {
-    /// Opens a checkpoint folder, or a safetensors file in one.
+    /// Opens a checkpoint folder, a safetensors file in one, or a GGUF file with its vision tower beside it.
     ///
     /// # Errors
     /// What is missing, damaged or not supported, by file, key or tensor.
     pub fn open(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         let path = path.as_ref();
-        let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let name = whole.file_stem().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
-        // A folder named `Qwen3.5-0.8B` has no extension to cut.
-        let name = if whole.is_dir() { whole.file_name().unwrap_or_default().to_string_lossy().into() } else { name };
-        Self::load(&Folder::open(path)?, name, options)
+        let name = options.name.clone().unwrap_or_else(|| name_of(path));
+        Self::load(&Folder::open_with(path, &options.mmproj)?, name, options)
     }
 
     /// The tiny trained checkpoint that is compiled in: it reads printed English.
@@ -91,7 +88,7 @@ impl Model {
 
         let device = device(options)?;
         let span = tracing::info_span!("load", model = %name, device = %device.name()).entered();
-        let how = LoadAs { quant: options.quant, threads: options.threads };
+        let how = LoadAs { quant: options.quant, threads: options.threads, ..LoadAs::default() };
         let model = turbospark_models::Model::load_as(config, &checkpoint, &*device, &how)?;
         let kv_dtype = options.kv.dtype(device.precision());
         let mut shape = CacheShape::for_sequences(options.sequences, context, kv_dtype);
@@ -258,6 +255,17 @@ impl Engine {
             states: Pool::new(shape.states),
         })
     }
+}
+
+/// The name of a folder, or of a file without its extension.
+fn name_of(path: &Path) -> String {
+    let named = |path: &Path| {
+        // A folder named `Qwen3.5-0.8B` has no extension to cut.
+        let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+        name.map(|name| name.to_string_lossy().into_owned())
+    };
+    // As it was given, since links may lead to files named by hash; `.` and the like have no name of their own.
+    named(path).or_else(|| named(&path.canonicalize().ok()?)).unwrap_or_else(|| "model".into())
 }
 
 fn context(config: &Config, options: &LoadOptions) -> Result<usize> {

@@ -2,6 +2,7 @@ use std::str::FromStr;
 
 use turbospark_device::{Device, Precision};
 use turbospark_models::{KvFormat, Quant};
+use turbospark_weights::gguf::Mmproj;
 
 use crate::{Error, Result};
 
@@ -36,6 +37,8 @@ impl FromStr for DeviceChoice {
 /// How a model is loaded. The defaults suit a person at a machine.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
+    /// What the model is called; `None` takes the name of its folder or file.
+    pub name: Option<String>,
     /// Which device runs it.
     pub device: DeviceChoice,
     /// Worker threads; `None` takes the physical cores that the process may use.
@@ -47,6 +50,8 @@ pub struct LoadOptions {
     /// Quantise the trunk's linear weights while loading; `None` uses them as they are stored. What is quantised
     /// already stays as it is.
     pub quant: Option<Quant>,
+    /// Where the vision tower of a GGUF model is looked for.
+    pub mmproj: Mmproj,
     /// How keys and values are kept in the cache.
     pub kv: KvFormat,
     /// Tokens that a sequence may have, images and answer included; `None` takes the checkpoint's, at most
@@ -78,11 +83,13 @@ impl LoadOptions {
 impl Default for LoadOptions {
     fn default() -> Self {
         LoadOptions {
+            name: None,
             device: DeviceChoice::Auto,
             threads: None,
             isa: None,
             precision: Precision::Auto,
             quant: None,
+            mmproj: Mmproj::Beside,
             kv: KvFormat::Auto,
             context: None,
             sequences: 4,

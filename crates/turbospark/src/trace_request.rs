@@ -76,6 +76,32 @@ impl Model {
         Ok(trace.0)
     }
 
+    /// The logits of every row of a prompt, `[tokens, vocab_size]`, in one pass: for perplexity and for comparing models.
+    ///
+    /// # Errors
+    /// As [`Model::trace`].
+    pub fn prompt_logits(&self, prompt: &Prompt) -> Result<Vec<f32>> {
+        let images = self.trace_tower(prompt, &mut Trace::default())?;
+        let images: Vec<&ImageRows> = images.iter().collect();
+        let digests: Vec<[u8; 32]> = prompt.visuals().iter().map(|v| v.digest).collect();
+        let mut rows = rows(prompt, &digests);
+        rows.iter_mut().for_each(|row| row.logits = true);
+        let device = &*self.inner.device;
+        let shape = CacheShape::for_sequences(1, prompt.len(), self.kv_dtype());
+        let cache = Cache::new(device, &self.config().text, shape)?;
+        let pages: Vec<u32> = (0..shape.pages as u32).collect();
+        let sequence = Sequence {
+            rows: &rows,
+            start: 0,
+            decode: false,
+            pages: &pages,
+            state: 0,
+            snapshots: Vec::new(),
+            images: &images,
+        };
+        Ok(self.inner.model.trunk.forward(device, &[sequence], &cache, &mut Scratch::default(), None)?)
+    }
+
     /// All images in one call of the tower.
     fn trace_tower(&self, prompt: &Prompt, trace: &mut Trace) -> Result<Vec<ImageRows>> {
         if prompt.visuals().is_empty() {

@@ -7,9 +7,10 @@ use std::{
 use turbospark_tensor::{DType, Shape};
 
 use crate::{
-    Claims, Error, Folder, Mapping, Result, WeightFile,
+    Claims, Error, Folder, Linear, Made, Mapping, Piece, Result, Scaled, WeightFile,
     error::{shorten, shorten_dims},
     header::{self, Described},
+    readings::ReadPlace,
 };
 
 /// Which file of a checkpoint; an index into [`Checkpoint::files`].
@@ -20,6 +21,10 @@ impl FileId {
     /// The index into [`Checkpoint::files`].
     pub fn index(self) -> usize {
         self.0 as usize
+    }
+
+    pub(crate) fn nth(i: usize) -> Self {
+        FileId(u32::try_from(i).expect("fewer files than an index of 64 MiB can name"))
     }
 }
 
@@ -54,45 +59,94 @@ pub struct Foreign {
 }
 
 /// What a checkpoint holds under one name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "thousands at most, and nearly all are places")]
 pub enum Entry {
-    /// A tensor that can be read.
+    /// A tensor that can be read as it lies.
     Place(Place),
-    /// One that can't; it is an error only when it is asked for.
+    /// One that is put together from others.
+    Made(Made),
+    /// A weight with scales of its own.
+    Scaled(Scaled),
+    /// One that can't be read; it is an error only when it is asked for.
     Foreign(Foreign),
 }
 
 impl Entry {
-    /// Which file holds it.
+    /// Which file holds it, or its first part.
     pub fn file(&self) -> FileId {
         match self {
             Entry::Place(place) => place.file,
+            Entry::Made(made) => made.parts[0].file,
+            Entry::Scaled(Scaled { codes: Piece::Place(place), .. }) => place.file,
+            Entry::Scaled(Scaled { codes: Piece::Made(made), .. }) => made.parts[0].file,
             Entry::Foreign(foreign) => foreign.file,
         }
     }
 
-    /// Its size in bytes.
+    /// Bytes that it takes as a model uses it.
     pub fn length(&self) -> u64 {
         match self {
             Entry::Place(place) => place.length,
+            Entry::Made(made) => made.length(),
+            Entry::Scaled(scaled) => scaled.pieces().map(Piece::length).sum(),
             Entry::Foreign(foreign) => foreign.length,
         }
     }
 
-    /// Element type and shape for a message, as in `BF16 [96, 48]`.
+    /// Number of weights; 0 where that can't be read.
+    pub fn elements(&self) -> u64 {
+        match self {
+            Entry::Place(place) => place.shape.elements() as u64,
+            Entry::Made(made) => made.shape.elements() as u64,
+            Entry::Scaled(scaled) => scaled.shape.elements() as u64,
+            Entry::Foreign(foreign) => foreign.dims.iter().product(),
+        }
+    }
+
+    /// The format for people, as in `BF16` or `affine 4-bit g64`.
+    pub fn format(&self) -> String {
+        match self {
+            Entry::Place(place) => place.dtype.to_string(),
+            Entry::Made(made) => made.dtype.to_string(),
+            Entry::Scaled(scaled) => scaled.form.to_string(),
+            Entry::Foreign(foreign) => shorten(&foreign.dtype),
+        }
+    }
+
+    /// Format and shape for a message, as in `BF16 [96, 48]`.
     pub fn describe(&self) -> String {
         match self {
             Entry::Place(place) => format!("{} {}", place.dtype, place.shape),
+            Entry::Made(made) => format!("{} {}", made.dtype, made.shape),
+            Entry::Scaled(scaled) => format!("{} {}", scaled.form, scaled.shape),
             Entry::Foreign(foreign) => format!("{} {}", shorten(&foreign.dtype), shorten_dims(&foreign.dims)),
         }
     }
+}
+
+/// Tensors by name.
+pub(crate) type Table = BTreeMap<String, Entry>;
+
+/// What a program that wrote a checkpoint changed in the weights beside their names and layout, and a model undoes as
+/// it runs; all false for a published one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Conventions {
+    /// Norms of Qwen3.5 hold the factor itself, `1 + w`.
+    pub norms_hold_one: bool,
+    /// DeltaNet's decay is stored as `-exp(A_log)`.
+    pub decay_is_negated_exp: bool,
+    /// DeltaNet's value heads are ordered by their place in the group first: head `j * K + k` belongs to key head `k`
+    /// of `K`, and not head `k * r + j`.
+    pub value_heads_tiled: bool,
 }
 
 /// A table from names to places over a set of files, in name order.
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Vec<WeightFile>,
-    table: BTreeMap<String, Entry>,
+    table: Table,
+    conventions: Conventions,
 }
 
 impl Checkpoint {
@@ -106,27 +160,38 @@ impl Checkpoint {
         Self::from_files(vec![WeightFile::in_memory(name, bytes.into())])
     }
 
+    /// The tensors of safetensors files, under the names they have there.
     pub(crate) fn from_files(files: Vec<WeightFile>) -> Result<Self> {
-        let mut table = BTreeMap::<String, Entry>::new();
+        let mut table = Table::new();
         for (i, file) in files.iter().enumerate() {
-            let id = FileId(u32::try_from(i).expect("fewer shards than an index of 64 MiB can name"));
+            let id = FileId::nth(i);
             for described in header::read(file)? {
                 let (name, entry) = entry(id, described);
-                match table.entry(name) {
-                    btree_map::Entry::Vacant(slot) => {
-                        slot.insert(entry);
-                    }
-                    btree_map::Entry::Occupied(slot) => {
-                        return Err(Error::DuplicateTensor {
-                            name: shorten(slot.key()),
-                            first: files[slot.get().file().index()].name().to_owned(),
-                            second: file.name().to_owned(),
-                        });
-                    }
-                }
+                add(&mut table, &files, name, entry)?;
             }
         }
-        Ok(Checkpoint { files, table })
+        Ok(Checkpoint { files, table, conventions: Conventions::default() })
+    }
+
+    /// The same files with tensors under the published names.
+    pub(crate) fn read_as(
+        self,
+        read: impl FnOnce(Table, &ReadPlace<'_>) -> Result<(Table, Conventions)>,
+    ) -> Result<Self> {
+        let Checkpoint { files, table, .. } = self;
+        let bytes = |place: &Place, out: &mut [u8]| files[place.file.index()].read_at(place.offset, out);
+        let (table, conventions) = read(table, &bytes)?;
+        Ok(Checkpoint { files, table, conventions })
+    }
+
+    /// Files with a table that was read elsewhere.
+    pub(crate) fn of(files: Vec<WeightFile>, table: Table, conventions: Conventions) -> Self {
+        Checkpoint { files, table, conventions }
+    }
+
+    /// What its writer changed in the weights.
+    pub fn conventions(&self) -> Conventions {
+        self.conventions
     }
 
     /// The files; a [`FileId`] is an index into them.
@@ -169,11 +234,13 @@ impl Checkpoint {
         self.table.iter().map(|(name, entry)| (name.as_str(), entry))
     }
 
-    /// The tensor's own key, its place, or why it can't be read; `None` where there is no such tensor.
-    pub(crate) fn lookup(&self, name: &str) -> Option<Result<(&str, Place)>> {
+    /// The tensor's own key and what it is, or why it can't be read; `None` where there is no such tensor.
+    pub(crate) fn lookup(&self, name: &str) -> Option<Result<(&str, Linear)>> {
         let (key, entry) = self.table.get_key_value(name)?;
         Some(match entry {
-            Entry::Place(place) => Ok((key, *place)),
+            Entry::Place(place) => Ok((key, Linear::Piece(Piece::Place(*place)))),
+            Entry::Made(made) => Ok((key, Linear::Piece(Piece::Made(made.clone())))),
+            Entry::Scaled(scaled) => Ok((key, Linear::Scaled(scaled.clone()))),
             Entry::Foreign(foreign) => Err(Error::UnsupportedDType {
                 name: shorten(name),
                 dtype: shorten(&foreign.dtype),
@@ -182,11 +249,14 @@ impl Checkpoint {
         })
     }
 
-    /// The place of a tensor, or `None` where there is no such tensor.
+    /// The place of a tensor, or `None` where there is no such tensor or it isn't used as it lies.
     ///
     /// A loader uses [`Checkpoint::claims`] instead, which also holds the shape against what it expects.
     pub fn place(&self, name: &str) -> Result<Option<Place>> {
-        Ok(self.lookup(name).transpose()?.map(|(_, place)| place))
+        match self.lookup(name).transpose()? {
+            Some((_, Linear::Piece(Piece::Place(place)))) => Ok(Some(place)),
+            _ => Ok(None),
+        }
     }
 
     /// Begins to claim tensors for a model.
@@ -217,6 +287,39 @@ impl Checkpoint {
     pub fn read(&self, place: &Place, out: &mut [u8]) -> Result<()> {
         assert_eq!(out.len() as u64, place.length, "the target has another length than the tensor");
         self.read_at(place.file, place.offset, out)
+    }
+
+    /// Copies a tensor into `out`, which has its length, or puts it together there.
+    ///
+    /// # Panics
+    /// As [`Checkpoint::read`].
+    pub fn fill(&self, piece: &Piece, out: &mut [u8]) -> Result<()> {
+        let made = match piece {
+            Piece::Place(place) => return self.read(place, out),
+            Piece::Made(made) => made,
+        };
+        assert_eq!(out.len() as u64, made.length(), "the target has another length than the tensor");
+        let parts = made.parts.iter().map(|part| {
+            let mut bytes = vec![0; part.length as usize];
+            self.read(part, &mut bytes).map(|()| bytes)
+        });
+        made.fill(&parts.collect::<Result<Vec<_>>>()?, out);
+        Ok(())
+    }
+}
+
+/// Adds a tensor to a table, unless its name is there.
+pub(crate) fn add(table: &mut Table, files: &[WeightFile], name: String, entry: Entry) -> Result<()> {
+    match table.entry(name) {
+        btree_map::Entry::Vacant(slot) => {
+            slot.insert(entry);
+            Ok(())
+        }
+        btree_map::Entry::Occupied(slot) => Err(Error::DuplicateTensor {
+            name: shorten(slot.key()),
+            first: files[slot.get().file().index()].name().to_owned(),
+            second: files[entry.file().index()].name().to_owned(),
+        }),
     }
 }
 

@@ -1,8 +1,8 @@
 use std::collections::HashSet;
 
-use turbospark_tensor::Shape;
+use turbospark_tensor::{DType, Shape};
 
-use crate::{Checkpoint, Error, Place, Result, error::shorten};
+use crate::{Checkpoint, Error, Linear, Made, Piece, Result, Scaled, error::shorten};
 
 /// Which tensors of a checkpoint a model has asked for.
 ///
@@ -32,28 +32,40 @@ impl<'a> Claims<'a> {
         self.checkpoint.contains(name)
     }
 
-    /// Claims a float tensor of exactly this name and shape. Claiming again gives the same place.
-    pub fn take(&mut self, name: &str, expected: impl Into<Shape>) -> Result<Place> {
-        self.take_any(&[(name, expected.into())]).map(|(_, place)| place)
+    /// Claims a tensor of exactly this name and shape as floats. Claiming again gives the same piece. Weights in
+    /// blocks or with scales are dequantised to F32 as they are brought.
+    pub fn take(&mut self, name: &str, expected: impl Into<Shape>) -> Result<Piece> {
+        Ok(match self.take_linear(name, expected)? {
+            Linear::Piece(piece) if piece.dtype().is_float() => piece,
+            Linear::Piece(piece) => dequantised_blocks(piece),
+            Linear::Scaled(scaled) => dequantised(&scaled),
+        })
+    }
+
+    /// Claims a linear weight or a table of exactly this name and shape, in whatever form it is stored.
+    pub fn take_linear(&mut self, name: &str, expected: impl Into<Shape>) -> Result<Linear> {
+        self.take_any(&[(name, expected.into())]).map(|(_, linear)| linear)
     }
 
     /// Claims the first alternative whose name and shape are both there, and says which it was.
     ///
     /// Two alternatives of one name can have equal shapes (a stored transpose of a square matrix): the order
     /// decides, so the published layout goes first.
-    pub fn take_any(&mut self, alternatives: &[(&str, Shape)]) -> Result<(usize, Place)> {
+    pub fn take_any(&mut self, alternatives: &[(&str, Shape)]) -> Result<(usize, Linear)> {
         let mut misfit = None;
         for (i, &(name, expected)) in alternatives.iter().enumerate() {
             let Some(found) = self.checkpoint.lookup(name) else { continue };
-            let (key, place) = found?;
-            if !place.dtype.is_float() {
-                return Err(Error::NotFloat { name: shorten(name), dtype: place.dtype });
+            let (key, linear) = found?;
+            if let Linear::Piece(piece) = &linear
+                && !piece.dtype().is_weight()
+            {
+                return Err(Error::NotFloat { name: shorten(name), dtype: piece.dtype() });
             }
-            if place.shape == expected {
+            if linear.shape() == expected {
                 self.taken.insert(key);
-                return Ok((i, place));
+                return Ok((i, linear));
             }
-            misfit = misfit.or(Some((name, place.shape)));
+            misfit = misfit.or(Some((name, linear.shape())));
         }
         let expected_of = |wanted: Option<&str>| {
             let shapes = alternatives.iter().filter(|(name, _)| wanted.is_none_or(|wanted| *name == wanted));
@@ -104,6 +116,73 @@ impl<'a> Claims<'a> {
             .max_by_key(|(shared, _)| *shared)
             .map(|(_, name)| name)
     }
+}
+
+/// Blocks as F32.
+fn dequantised_blocks(piece: Piece) -> Piece {
+    let (stored, shape) = (piece.dtype(), piece.shape());
+    made_from("dequantised", &[&piece], shape, move |parts, out| {
+        turbospark_tensor::widen_into(&parts[0], stored, out);
+    })
+}
+
+/// Codes with scales as F32.
+fn dequantised(scaled: &Scaled) -> Piece {
+    let (form, shape) = (scaled.form, scaled.shape);
+    let dtype = scaled.scales.dtype();
+    let pieces: Vec<&Piece> = scaled.pieces().collect();
+    let &[.., out_dim, in_dim] = shape.dims() else { unreachable!("a scaled weight has rows") };
+    made_from("dequantised", &pieces, shape, move |parts, out| {
+        let matrices = out.len() / (out_dim * in_dim).max(1);
+        let share = |i: usize, m: usize| {
+            let each = parts[i].len() / matrices.max(1);
+            &parts[i][m * each..(m + 1) * each]
+        };
+        for (m, out) in out.chunks_exact_mut((out_dim * in_dim).max(1)).enumerate() {
+            let biases = (parts.len() > 2).then(|| share(2, m));
+            form.widen_matrix(share(0, m), share(1, m), biases, dtype, in_dim, out);
+        }
+    })
+}
+
+/// An F32 tensor from the bytes of pieces, which may be made themselves.
+fn made_from(
+    recipe: &'static str,
+    pieces: &[&Piece],
+    shape: Shape,
+    make: impl Fn(&[Vec<u8>], &mut [f32]) + Send + Sync + 'static,
+) -> Piece {
+    let steps: Vec<Piece> = pieces.iter().map(|&piece| piece.clone()).collect();
+    let places = steps.iter().flat_map(|piece| match piece {
+        Piece::Place(place) => std::slice::from_ref(place),
+        Piece::Made(made) => &made.parts,
+    });
+    let parts = places.copied().collect();
+    Piece::Made(Made::new(recipe, parts, DType::F32, shape, move |parts, out| {
+        let mut rest = parts;
+        let pieces: Vec<Vec<u8>> = steps
+            .iter()
+            .map(|piece| match piece {
+                Piece::Place(_) => {
+                    let (own, others) = rest.split_at(1);
+                    rest = others;
+                    own[0].clone()
+                }
+                Piece::Made(made) => {
+                    let (own, others) = rest.split_at(made.parts.len());
+                    rest = others;
+                    let mut bytes = vec![0; made.length() as usize];
+                    made.fill(own, &mut bytes);
+                    bytes
+                }
+            })
+            .collect();
+        let mut wide = vec![0f32; out.len() / 4];
+        make(&pieces, &mut wide);
+        for (o, v) in out.chunks_exact_mut(4).zip(wide) {
+            o.copy_from_slice(&v.to_le_bytes());
+        }
+    }))
 }
 
 /// Bytes that two names have in common at their beginnings and their ends.

@@ -2,7 +2,7 @@ use std::{io, path::PathBuf};
 
 use turbospark_tensor::{DType, Shape};
 
-use crate::header::MAX_HEADER_BYTES;
+use crate::{MetadataError, SplitError, header::MAX_HEADER_BYTES};
 
 /// Why a checkpoint or a file beside it was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -20,7 +20,7 @@ pub enum Error {
     #[error("{}: not a regular file", .0.display())]
     NotAFile(PathBuf),
     /// A folder without weights that this build reads.
-    #[error("{folder}: no model.safetensors, no model.safetensors.index.json and no other .safetensors file")]
+    #[error("{folder}: no model.safetensors, no model.safetensors.index.json and no other .safetensors or .gguf file")]
     NoWeights {
         /// Where they were looked for.
         folder: String,
@@ -33,7 +33,7 @@ pub enum Error {
         /// Some of their names.
         files: String,
     },
-    /// The header of a safetensors file cannot be trusted as a whole.
+    /// The header of a weight file cannot be trusted as a whole.
     #[error("{file}: {problem}")]
     Header {
         /// Name of the file.
@@ -50,6 +50,32 @@ pub enum Error {
         name: String,
         /// What is wrong.
         problem: TensorError,
+    },
+    /// A key of a GGUF file's metadata that can't be read, or not as what it should be.
+    #[error("{file}: key {key:?}: {problem}")]
+    Metadata {
+        /// Name of the file.
+        file: String,
+        /// The key.
+        key: String,
+        /// What is wrong.
+        problem: MetadataError,
+    },
+    /// A GGUF model that this build doesn't run, or whose files don't belong together.
+    #[error("{file}: {problem}")]
+    Gguf {
+        /// Name of the file.
+        file: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The files of a split GGUF model don't belong together.
+    #[error("{file}: {problem}")]
+    Split {
+        /// Name of the file that doesn't fit.
+        file: String,
+        /// What is wrong.
+        problem: SplitError,
     },
     /// One name in two shards.
     #[error("tensor {name:?}: stored twice, in {first} and in {second}")]
@@ -141,6 +167,20 @@ pub enum Error {
         /// Its type.
         dtype: DType,
     },
+    /// A packed folder's list of its weights contradicts itself or the files.
+    #[error("turbospark.json: {0}")]
+    Manifest(String),
+    /// A way of quantising that this build doesn't read, or that contradicts itself.
+    #[error("config.json: quantisation: {0}")]
+    Quantisation(String),
+    /// A tensor of a quantised or converted checkpoint that doesn't fit the others, or its configuration.
+    #[error("tensor {name:?}: {problem}")]
+    Reading {
+        /// Name of the tensor as its file has it.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// Tensors that no part of the model uses.
     #[error("{count} tensor(s) are not part of this model: {listed}{}", if *.complete { "" } else { ", ..." })]
     Unclaimed {
@@ -201,7 +241,7 @@ pub enum Error {
     },
 }
 
-/// Why a whole safetensors header is refused.
+/// Why the whole header of a safetensors or GGUF file is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
@@ -230,6 +270,40 @@ pub enum HeaderError {
         /// Bytes after the header.
         data: u64,
     },
+    /// Other first bytes than a GGUF file's.
+    #[error("begins with \"{}\", not with \"GGUF\"; this is not a GGUF file", .0.escape_ascii())]
+    NotGguf([u8; 4]),
+    /// Bytes in the other order.
+    #[error("a big-endian GGUF file is not supported; convert the model again without `--bigendian`")]
+    BigEndian,
+    /// A version of GGUF that this build doesn't read.
+    #[error("GGUF version {0} is not supported, only 2 and 3; convert the model again with a current converter")]
+    GgufVersion(u32),
+    /// Something ends past the file.
+    #[error("{what}: {count} x {size} bytes at offset {offset} end past the file's {file}; it may be cut")]
+    Cut {
+        /// What was read.
+        what: String,
+        /// Where it begins.
+        offset: u64,
+        /// How many items.
+        count: u64,
+        /// Bytes that each has at least.
+        size: u64,
+        /// Length of the file.
+        file: u64,
+    },
+    /// More before the data than any real file has.
+    #[error("{what}: metadata and list of tensors are above the limit of {limit} bytes")]
+    TooLong {
+        /// What was read.
+        what: String,
+        /// The limit.
+        limit: u64,
+    },
+    /// A file that ends with its list of tensors.
+    #[error("the file of {0} bytes ends before the data of its tensors; it may be cut")]
+    NoData(u64),
 }
 
 /// Why a header's entry for one tensor is refused.
@@ -274,6 +348,45 @@ pub enum TensorError {
         /// The sides.
         shape: Vec<u64>,
     },
+    /// Data that begins inside another tensor's.
+    #[error("data begins at {begin}, inside tensor {other:?}, which ends at {end}")]
+    Overlap {
+        /// First byte, counted from the beginning of the data.
+        begin: u64,
+        /// The other tensor.
+        other: String,
+        /// One past its last byte.
+        end: u64,
+    },
+    /// An offset that the file's alignment rules out.
+    #[error("data begins at {begin}, no multiple of the alignment {alignment}")]
+    Unaligned {
+        /// First byte, counted from the beginning of the data.
+        begin: u64,
+        /// What it should be a multiple of.
+        alignment: u64,
+    },
+    /// More sides than any real tensor has.
+    #[error("{rank} dimensions, at most {most} are read")]
+    Rank {
+        /// How many.
+        rank: u32,
+        /// The limit.
+        most: u32,
+    },
+    /// Rows that end inside a block.
+    #[error("rows of {row} elements are no whole number of {dtype} blocks, which have {block}")]
+    Row {
+        /// The innermost side.
+        row: u64,
+        /// The type.
+        dtype: String,
+        /// Elements of a block.
+        block: u64,
+    },
+    /// A name that is not UTF-8.
+    #[error("the name is not UTF-8 text")]
+    NotText,
     /// The size leaves 64 bits, or is no whole number of bytes.
     #[error("{dtype} {shape:?} has no size in bytes")]
     Size {

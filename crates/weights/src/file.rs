@@ -7,12 +7,12 @@ use std::{
 
 use crate::{Error, Mapping, Result};
 
-/// One file of weights, held open so that a file swapped under its name is not read by mistake.
-#[derive(Debug)]
+/// One file of weights, held open so that a file swapped under its name is not read by mistake. Clones share it.
+#[derive(Clone, Debug)]
 pub struct WeightFile {
     name: String,
     length: u64,
-    store: Store,
+    store: Arc<Store>,
 }
 
 #[derive(Debug)]
@@ -36,11 +36,16 @@ impl WeightFile {
         let file = File::open(path).map_err(io)?;
         let length = file.metadata().map_err(io)?.len();
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-        Ok(WeightFile { name, length, store: Store::File { path: path.to_owned(), file, mapping: Mutex::default() } })
+        Ok(WeightFile {
+            name,
+            length,
+            store: Arc::new(Store::File { path: path.to_owned(), file, mapping: Mutex::default() }),
+        })
     }
 
     pub(crate) fn in_memory(name: &str, bytes: Mapping) -> Self {
-        WeightFile { name: name.to_owned(), length: bytes.bytes().len() as u64, store: Store::Memory(Arc::new(bytes)) }
+        let (length, store) = (bytes.bytes().len() as u64, Store::Memory(Arc::new(bytes)));
+        WeightFile { name: name.to_owned(), length, store: Arc::new(store) }
     }
 
     /// Its name without folders, for messages.
@@ -55,7 +60,7 @@ impl WeightFile {
 
     /// Where it lies, unless it is in memory.
     pub fn path(&self) -> Option<&Path> {
-        match &self.store {
+        match &*self.store {
             Store::File { path, .. } => Some(path),
             Store::Memory(_) => None,
         }
@@ -63,7 +68,7 @@ impl WeightFile {
 
     /// The file's bytes in place. Callers share one mapping, which goes when the last of them drops it.
     pub fn map(&self) -> Result<Arc<Mapping>> {
-        let (path, file, mapping) = match &self.store {
+        let (path, file, mapping) = match &*self.store {
             Store::Memory(bytes) => return Ok(bytes.clone()),
             Store::File { path, file, mapping } => (path, file, mapping),
         };
@@ -88,7 +93,7 @@ impl WeightFile {
             let file = self.name.clone();
             return Err(Error::OutOfRange { file, offset, length, file_length: self.length });
         }
-        match &self.store {
+        match &*self.store {
             Store::File { path, file, .. } => {
                 read_exact_at(file, offset, out).map_err(|source| Error::Io { path: path.clone(), source })
             }

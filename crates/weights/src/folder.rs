@@ -3,15 +3,22 @@ use std::{
     fs::File,
     io::{ErrorKind, Read},
     path::{Path, PathBuf},
+    sync::Arc,
 };
+
+use serde_json::Value;
 
 use crate::{
     Checkpoint, Error, Mapping, Result, WeightFile,
     error::shorten,
+    gguf::{self, GgufModel, Mmproj},
     index::{INDEX_NAME, MAX_INDEX_BYTES, ShardIndex},
+    packed, readings,
 };
 
 const SINGLE_NAME: &str = "model.safetensors";
+/// What GPTQ folders had before `config.json` said it.
+const OLDER_QUANTISATION: &str = "quantize_config.json";
 
 /// A text file beside the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,6 +44,19 @@ pub enum Sidecar {
 }
 
 impl Sidecar {
+    /// All of them.
+    pub const ALL: [Sidecar; 9] = [
+        Sidecar::Config,
+        Sidecar::GenerationConfig,
+        Sidecar::Tokenizer,
+        Sidecar::TokenizerConfig,
+        Sidecar::ChatTemplate,
+        Sidecar::ChatTemplateJson,
+        Sidecar::PreprocessorConfig,
+        Sidecar::VideoPreprocessorConfig,
+        Sidecar::ProcessorConfig,
+    ];
+
     /// Its name in a folder.
     pub const fn file_name(self) -> &'static str {
         match self {
@@ -62,7 +82,9 @@ impl Sidecar {
     }
 }
 
-/// Where a model lies: a folder as on the model hub, or the same files built into the program.
+/// Where a model lies: a folder as on the model hub, GGUF files, or the files of a folder built into the program.
+///
+/// The texts beside the weights are the same in all cases: those of GGUF files are made from their metadata.
 #[derive(Clone, Debug)]
 pub struct Folder {
     origin: Origin,
@@ -73,16 +95,32 @@ pub struct Folder {
 #[derive(Clone, Debug)]
 enum Origin {
     Disk(PathBuf),
+    Gguf { folder: PathBuf, model: Arc<GgufModel> },
     Embedded(&'static [(&'static str, &'static [u8])]),
 }
 
 impl Folder {
-    /// A folder, or the folder of a weight file or shard index.
+    /// A folder, or the folder of a weight file or shard index, or a GGUF file with its vision tower beside it.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with(path, &Mmproj::Beside)
+    }
+
+    /// As [`Folder::open`], with the vision tower of a GGUF model where `mmproj` says.
+    pub fn open_with(path: impl AsRef<Path>, mmproj: &Mmproj) -> Result<Self> {
         let path = path.as_ref();
         let about = std::fs::metadata(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
         if about.is_dir() {
-            return Ok(Folder { origin: Origin::Disk(path.to_owned()), weights: None });
+            let folder = Folder { origin: Origin::Disk(path.to_owned()), weights: None };
+            let files = folder.names(|name| name.to_ascii_lowercase().ends_with(".gguf") && !name.starts_with('.'))?;
+            if files.is_empty() || !folder.weight_names()?.is_empty() {
+                return Ok(folder);
+            }
+            return Self::open_gguf(&gguf::trunk_of(path, &files)?, path, mmproj);
+        }
+        let magic = about.is_file() && gguf::is_gguf(&WeightFile::open(path)?)?;
+        if magic || path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) {
+            let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            return Self::open_gguf(path, folder, mmproj);
         }
         let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Error::NotAFile(path.to_owned()));
@@ -90,6 +128,11 @@ impl Folder {
         let Some(name) = name.to_str() else { return Err(Error::NotAFile(path.to_owned())) };
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
         Ok(Folder { origin: Origin::Disk(folder.to_owned()), weights: Some(name.to_owned()) })
+    }
+
+    fn open_gguf(path: &Path, folder: &Path, mmproj: &Mmproj) -> Result<Self> {
+        let model = Arc::new(GgufModel::open(path, mmproj)?);
+        Ok(Folder { origin: Origin::Gguf { folder: folder.to_owned(), model }, weights: None })
     }
 
     /// Files that are part of the program, by name.
@@ -100,14 +143,29 @@ impl Folder {
     /// The folder's path, unless the files are embedded.
     pub fn path(&self) -> Option<&Path> {
         match &self.origin {
-            Origin::Disk(path) => Some(path),
+            Origin::Disk(path) | Origin::Gguf { folder: path, .. } => Some(path),
             Origin::Embedded(_) => None,
         }
     }
 
     /// The text of a file beside the weights, or `None` where there is none.
     pub fn text(&self, sidecar: Sidecar) -> Result<Option<Cow<'static, str>>> {
-        self.read_text(sidecar.file_name(), sidecar.max_bytes())
+        let Origin::Gguf { model, .. } = &self.origin else {
+            return self.read_text(sidecar.file_name(), sidecar.max_bytes());
+        };
+        let text = match sidecar {
+            Sidecar::Config => Some(&model.config),
+            Sidecar::Tokenizer => Some(&model.tokenizer),
+            Sidecar::TokenizerConfig => Some(&model.tokenizer_config),
+            Sidecar::GenerationConfig => Some(&model.generation_config),
+            Sidecar::PreprocessorConfig => {
+                // Limits that the model was made with go before the family's, where someone put them beside it.
+                let own = self.read_text(sidecar.file_name(), sidecar.max_bytes())?;
+                return Ok(own.or_else(|| model.preprocessor.clone().map(Cow::Owned)));
+            }
+            _ => None,
+        };
+        Ok(text.map(|text| Cow::Owned(text.clone())))
     }
 
     /// The text of a file that the model can't do without.
@@ -116,8 +174,23 @@ impl Folder {
     }
 
     /// Opens the weights: the file or index that was named, else `model.safetensors`, else the shards of
-    /// `model.safetensors.index.json`, else the only safetensors file there is.
+    /// `model.safetensors.index.json`, else the only safetensors file there is. Tensors that a quantising program
+    /// wrote are found under the published names.
     pub fn checkpoint(&self) -> Result<Checkpoint> {
+        if let Origin::Gguf { model, .. } = &self.origin {
+            return model.checkpoint();
+        }
+        if let Some(manifest) = self.read_text(packed::MANIFEST_NAME, packed::MAX_MANIFEST_BYTES)? {
+            return packed::open(&manifest, |name| self.weight_file(name));
+        }
+        let json = |text: Option<Cow<'static, str>>| text.and_then(|t| serde_json::from_str::<Value>(&t).ok());
+        let config = json(self.text(Sidecar::Config)?);
+        let older = json(self.read_text(OLDER_QUANTISATION, Sidecar::Config.max_bytes())?);
+        self.stored()?.read_as(|table, bytes| readings::read(table, config.as_ref(), older.as_ref(), bytes))
+    }
+
+    /// The weights under the names in their files.
+    fn stored(&self) -> Result<Checkpoint> {
         match self.weights.as_deref() {
             Some(name) if name.ends_with(".json") => return self.sharded(name),
             Some(name) => return Checkpoint::from_files(vec![self.weight_file(name)?]),
@@ -152,11 +225,15 @@ impl Folder {
 
     /// The safetensors files and the index, in name order.
     fn weight_names(&self) -> Result<Vec<String>> {
-        let wanted = |name: &str| name == INDEX_NAME || (name.ends_with(".safetensors") && !name.starts_with('.'));
+        self.names(|name| name == INDEX_NAME || (name.ends_with(".safetensors") && !name.starts_with('.')))
+    }
+
+    /// The files that are wanted, in name order.
+    fn names(&self, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>> {
         let mut names = Vec::new();
         match &self.origin {
             Origin::Embedded(files) => names.extend(files.iter().map(|(name, _)| (*name).to_owned())),
-            Origin::Disk(folder) => {
+            Origin::Disk(folder) | Origin::Gguf { folder, .. } => {
                 let io = |source| Error::Io { path: folder.clone(), source };
                 for entry in std::fs::read_dir(folder).map_err(io)? {
                     // A name that is not Unicode is none of ours.
@@ -171,10 +248,12 @@ impl Folder {
 
     fn weight_file(&self, name: &str) -> Result<WeightFile> {
         match &self.origin {
-            Origin::Disk(folder) => WeightFile::open(&folder.join(name)).map_err(|e| match e {
-                Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => self.missing(name),
-                other => other,
-            }),
+            Origin::Disk(folder) | Origin::Gguf { folder, .. } => {
+                WeightFile::open(&folder.join(name)).map_err(|e| match e {
+                    Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => self.missing(name),
+                    other => other,
+                })
+            }
             Origin::Embedded(_) => match self.embedded_file(name) {
                 Some(bytes) => Ok(WeightFile::in_memory(name, Mapping::from(bytes))),
                 None => Err(self.missing(name)),
@@ -185,14 +264,14 @@ impl Folder {
     fn embedded_file(&self, name: &str) -> Option<&'static [u8]> {
         match self.origin {
             Origin::Embedded(files) => files.iter().find(|(n, _)| *n == name).map(|(_, bytes)| *bytes),
-            Origin::Disk(_) => None,
+            Origin::Disk(_) | Origin::Gguf { .. } => None,
         }
     }
 
     fn read_text(&self, name: &str, limit: u64) -> Result<Option<Cow<'static, str>>> {
         let too_large = |length| Error::TooLarge { file: name.to_owned(), length, limit };
         let not_text = |offset| Error::NotText { file: name.to_owned(), offset };
-        let Origin::Disk(folder) = &self.origin else {
+        let (Origin::Disk(folder) | Origin::Gguf { folder, .. }) = &self.origin else {
             let Some(bytes) = self.embedded_file(name) else { return Ok(None) };
             if bytes.len() as u64 > limit {
                 return Err(too_large(bytes.len() as u64));
@@ -233,7 +312,7 @@ impl Folder {
 
     fn describe(&self) -> String {
         match &self.origin {
-            Origin::Disk(path) => path.display().to_string(),
+            Origin::Disk(path) | Origin::Gguf { folder: path, .. } => path.display().to_string(),
             Origin::Embedded(_) => "the embedded model".to_owned(),
         }
     }

@@ -27,17 +27,23 @@ mod claims;
 mod error;
 mod file;
 mod folder;
+pub mod gguf;
 mod header;
 mod index;
 mod mapping;
+pub mod packed;
+mod piece;
+mod readings;
 
-pub use checkpoint::{Checkpoint, Entry, FileId, Foreign, Place};
+pub use checkpoint::{Checkpoint, Conventions, Entry, FileId, Foreign, Place};
 pub use claims::Claims;
 pub use error::{Error, HeaderError, TensorError};
 pub use file::WeightFile;
 pub use folder::{Folder, Sidecar};
+pub use gguf::{MetadataError, SplitError};
 pub use header::MAX_HEADER_BYTES;
 pub use mapping::Mapping;
+pub use piece::{Linear, Made, Piece, Scaled};
 
 /// What the functions of this crate return.
 pub type Result<T> = std::result::Result<T, Error>;

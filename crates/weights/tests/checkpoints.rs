@@ -112,7 +112,7 @@ fn a_claim_names_both_shapes() {
     let checkpoint = layer();
     let mut claims = checkpoint.claims();
     let place = claims.take("model.layers.0.q_proj.weight", [8, 4]).unwrap();
-    assert_eq!((place.dtype, place.length), (DType::BF16, 64));
+    assert_eq!((place.dtype(), place.length()), (DType::BF16, 64));
     assert_eq!(claims.take("model.layers.0.q_proj.weight", [8, 4]).unwrap(), place);
     let refusals = [
         (
@@ -142,7 +142,7 @@ fn alternatives_are_told_apart_by_name_and_shape() {
     let (fused, split) = ("model.layers.0.experts.down_proj", "model.layers.0.experts.0.down_proj.weight");
     let shapes = |a, b| [(split, Shape::from([4, 3])), (fused, Shape::from(a)), (fused, Shape::from(b))];
     let (which, place) = claims.take_any(&shapes([2, 4, 3], [2, 3, 4])).unwrap();
-    assert_eq!((which, place.shape), (2, Shape::from([2, 3, 4])));
+    assert_eq!((which, place.shape()), (2, Shape::from([2, 3, 4])));
     let wrong = claims.take_any(&shapes([2, 4, 5], [2, 5, 4])).unwrap_err().to_string();
     assert!(wrong.contains("shape [2, 3, 4], expected [2, 4, 5] or [2, 5, 4] from config.json"), "{wrong}");
     let absent = claims.take_any(&[("a", Shape::from([1])), ("b", Shape::from([2]))]).unwrap_err().to_string();

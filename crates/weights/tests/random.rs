@@ -10,7 +10,8 @@ use std::{
 use common::{honest, open};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
-use turbospark_weights::{Checkpoint, Entry, Error, TensorError};
+use turbospark_testkit::GgufWriter;
+use turbospark_weights::{Checkpoint, Entry, Error, TensorError, gguf};
 
 /// Counts what the current thread asks for.
 struct Counting;
@@ -71,6 +72,52 @@ fn check(bytes: &[u8]) -> Option<Checkpoint> {
     Some(checkpoint)
 }
 
+/// Opens `bytes` as a GGUF file and holds the outcome against what it promises.
+fn check_gguf(bytes: &[u8]) -> bool {
+    let copy: std::sync::Arc<[u8]> = bytes.into();
+    let before = ASKED.get();
+    let opened = gguf::from_bytes("x.gguf", copy);
+    let asked = ASKED.get() - before;
+    assert!(asked < 64 * bytes.len() as u64 + 16_384, "{asked} bytes asked for to open {}", bytes.len());
+    let Ok(set) = opened else { return false };
+    let mut tensors: Vec<_> = set.tensors.iter().map(|(_, t)| t).collect();
+    tensors.sort_by_key(|t| (t.offset, t.length));
+    let mut end = 0;
+    for t in tensors {
+        assert!(t.offset >= end, "{} overlaps", t.name);
+        end = t.offset + t.length;
+        assert!(end <= bytes.len() as u64, "{} leaves the file", t.name);
+        let elements = t.dims.iter().product::<u64>() as usize;
+        assert!(t.dtype.is_none_or(|dtype| dtype.bytes(elements) == Some(t.length as usize)));
+    }
+    true
+}
+
+fn some_gguf() -> impl Strategy<Value = Vec<u8>> {
+    let tensor = (prop::sample::select(vec![(0, 4), (24, 1), (8, 34), (77, 3)]), prop::collection::vec(0u64..4, 0..5));
+    let key = ("[a-d.]{1,4}", prop::collection::vec(any::<i32>(), 0..4), prop::collection::vec("[a-d]{0,4}", 0..4));
+    (prop::collection::btree_map("[a-d.]{1,4}", tensor, 0..5), prop::collection::vec(key, 0..3)).prop_map(
+        |(tensors, keys)| {
+            let mut file = GgufWriter::new();
+            for (i, (key, numbers, texts)) in keys.iter().enumerate() {
+                file = file
+                    .i32s(&format!("{i}n{key}"), numbers)
+                    .texts(&format!("{i}t{key}"), texts)
+                    .text(&format!("{i}{key}"), key);
+            }
+            for (name, ((kind, size), mut dims)) in tensors {
+                if kind == 8 {
+                    dims.push(32);
+                }
+                let elements: u64 = dims.iter().product();
+                let length = if kind == 8 { elements / 32 * size } else { elements * size };
+                file = file.tensor(&name, kind, &dims, &vec![1; length as usize]);
+            }
+            file.bytes()
+        },
+    )
+}
+
 fn some_file() -> impl Strategy<Value = Vec<u8>> {
     let dtype = prop::sample::select(vec![("F32", 4), ("BF16", 2), ("I8", 1)]);
     let tensor = (dtype, prop::collection::vec(0u64..4, 0..7));
@@ -111,5 +158,22 @@ proptest! {
             bytes[at] = byte;
         }
         check(&bytes);
+    }
+
+    #[test]
+    fn honest_gguf_files_open(bytes in some_gguf()) {
+        prop_assert!(check_gguf(&bytes));
+    }
+
+    #[test]
+    fn mutated_gguf_files_never_panic(
+        mut bytes in some_gguf(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        check_gguf(&bytes);
     }
 }

@@ -19,11 +19,11 @@ use crate::{console, model};
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct BenchArgs {
-    /// Folder of a checkpoint; without it and without --shape the embedded model
+    /// Folder of a checkpoint, or a pulled model such as org/name; without it and without --shape the embedded model
     #[arg(value_name = "MODEL", conflicts_with = "shape")]
     path: Option<PathBuf>,
     /// The same as MODEL
-    #[arg(long = "model", value_name = "DIR", conflicts_with_all = ["path", "shape"])]
+    #[arg(long = "model", value_name = "DIR|NAME", conflicts_with_all = ["path", "shape"])]
     model: Option<PathBuf>,
     /// Random weights in the shape of a published model; an unknown NAME lists them
     #[arg(long, value_name = "NAME", value_parser = shape)]

@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use turbospark::Model;
 use turbospark::config::{LayerKind, MlpKind, TextConfig, VisionConfig};
-use turbospark::weights::Entry;
+use turbospark_hub::Bytes;
 
 use crate::args::LoadArgs;
 use crate::outcome::Outcome;
@@ -16,11 +16,11 @@ use crate::{console, model};
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct InspectArgs {
-    /// Folder of a checkpoint; without it the embedded model
+    /// Folder of a checkpoint, or a pulled model such as org/name; without it the embedded model
     #[arg(value_name = "MODEL")]
     path: Option<PathBuf>,
     /// The same as MODEL
-    #[arg(long = "model", value_name = "DIR", conflicts_with = "path")]
+    #[arg(long = "model", value_name = "DIR|NAME", conflicts_with = "path")]
     model: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
@@ -88,13 +88,9 @@ fn facts(model: &Model, context: Option<usize>) -> Value {
     let (config, checkpoint) = (model.config(), model.checkpoint());
     let mut groups: BTreeMap<(&str, String), Group> = BTreeMap::new();
     for (name, entry) in checkpoint.entries() {
-        let (dtype, parameters) = match entry {
-            Entry::Place(place) => (place.dtype.to_string(), place.shape.elements() as u64),
-            Entry::Foreign(foreign) => (foreign.dtype.clone(), foreign.dims.iter().product()),
-        };
-        let group = groups.entry((part(name), dtype)).or_default();
+        let group = groups.entry((part(name), entry.format())).or_default();
         group.tensors += 1;
-        group.parameters += parameters;
+        group.parameters += entry.elements();
         group.bytes += entry.length();
     }
     let parameters: u64 = groups.values().map(|g| g.parameters).sum();
@@ -186,7 +182,7 @@ fn table(facts: &Value) -> String {
             "model",
             format!("{}, family {}, {}", word(&facts["model"]), word(&facts["family"]), word(&facts["architecture"])),
         ),
-        ("parameters", format!("{}, {}", short(number(&facts["parameters"])), size(number(&facts["bytes"])))),
+        ("parameters", format!("{}, {}", short(number(&facts["parameters"])), Bytes(number(&facts["bytes"])))),
     ];
     let t = &facts["text"];
     let kinds = [("linear_attention_layers", "with linear attention"), ("expert_layers", "with experts")];
@@ -229,20 +225,21 @@ fn table(facts: &Value) -> String {
     rows.push(("device", word(&facts["device"])));
 
     let mut out: String = rows.iter().map(|(key, value)| format!("{key:<14}{value}\n")).collect();
-    out += &format!("\n{:<26}{:<8}{:>8}{:>14}{:>12}{:>9}\n", "part", "format", "tensors", "parameters", "size", "bits");
+    out +=
+        &format!("\n{:<26}{:<14}{:>8}{:>14}{:>12}{:>9}\n", "part", "format", "tensors", "parameters", "size", "bits");
     for g in facts["tensors"].as_array().into_iter().flatten() {
         let bits = format!("{:.2}", g["bits_per_weight"].as_f64().unwrap_or(0.0));
         let (tensors, parameters) = (number(&g["tensors"]), number(&g["parameters"]));
         let (part, dtype) = (word(&g["part"]), word(&g["dtype"]));
-        let bytes = size(number(&g["bytes"]));
-        out += &format!("{part:<26}{dtype:<8}{tensors:>8}{parameters:>14}{bytes:>12}{bits:>9}\n");
+        let bytes = Bytes(number(&g["bytes"])).to_string();
+        out += &format!("{part:<26}{dtype:<14}{tensors:>8}{parameters:>14}{bytes:>12}{bits:>9}\n");
     }
     if number(&facts["skipped_tensors"]) > 0 {
         out += &format!("{} tensors belong to parts that are known and not run\n", facts["skipped_tensors"]);
     }
     out.push('\n');
     for f in facts["files"].as_array().into_iter().flatten() {
-        out += &format!("{}  {}\n", word(&f["name"]), size(number(&f["bytes"])));
+        out += &format!("{}  {}\n", word(&f["name"]), Bytes(number(&f["bytes"])));
     }
     out
 }
@@ -254,16 +251,4 @@ fn short(n: u64) -> String {
         1_000_000.. => format!("{:.1} million", n as f64 / 1e6),
         _ => n.to_string(),
     }
-}
-
-/// Bytes in binary units.
-fn size(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", UNITS[unit]) }
 }

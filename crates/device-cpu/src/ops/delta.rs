@@ -17,7 +17,7 @@ pub(super) fn delta_scan(engine: &mut Engine, op: &DeltaScan<'_>) -> Done {
     let state = a.write("state", &op.state)?;
     let out = a.write("out", &op.out)?;
     a.finish()?;
-    let scan = Scan { q, k, v, g, beta, state, out, spans: op.spans };
+    let scan = Scan { q, k, v, g, beta, state, out, tiled: op.tiled, spans: op.spans };
     let (heads, rows) = (v.dim(1), op.spans.iter().map(|s| s.rows).sum::<usize>());
     engine.split(heads, rows * state.dim(2) * state.dim(3), |range| {
         for head in range {
@@ -37,6 +37,7 @@ pub(super) struct Scan<'a> {
     pub beta: Tensor,
     pub state: Tensor,
     pub out: Tensor,
+    pub tiled: bool,
     pub spans: &'a [Span],
 }
 
@@ -50,7 +51,8 @@ impl Scan<'_> {
     /// The key head of a value head.
     #[inline(always)]
     pub(super) fn key_head(&self, head: usize) -> usize {
-        head / (self.v.dim(1) / self.q.dim(1))
+        let key_heads = self.q.dim(1);
+        if self.tiled { head % key_heads } else { head / (self.v.dim(1) / key_heads) }
     }
 }
 

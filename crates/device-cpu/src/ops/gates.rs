@@ -110,7 +110,8 @@ pub(super) fn delta_gates(engine: &mut Engine, op: &DeltaGates<'_>) -> Done {
         widen_into(bytes, t.dtype, &mut out);
         out
     };
-    let (rate, dt): (Vec<f64>, _) = (wide(&a_log).iter().map(|&x| -(x as f64).exp()).collect(), wide(&dt_bias));
+    let rate = |stored: f64| if op.is_rate { stored } else { -stored.exp() };
+    let (rate, dt): (Vec<f64>, _) = (wide(&a_log).iter().map(|&x| rate(x as f64)).collect(), wide(&dt_bias));
     engine.split(decay.dim(0), 64 * heads, |rows| {
         for r in rows {
             for h in 0..heads {

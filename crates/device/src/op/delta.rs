@@ -39,15 +39,17 @@ impl CausalConv<'_> {
     }
 }
 
-/// `beta = sigmoid(b)` and `g = -exp(a_log) * softplus(a + dt_bias)`.
+/// `beta = sigmoid(b)` and `g = -exp(A_log) * softplus(a + dt_bias)`.
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaGates<'a> {
     /// f32 `[rows, heads]`.
     pub a: View<'a>,
     /// f32 `[rows, heads]`.
     pub b: View<'a>,
-    /// `[heads]`, any float type.
+    /// `[heads]`, any float type: `A_log`, or `-exp(A_log)` where `is_rate`.
     pub a_log: View<'a>,
+    /// Whether `a_log` holds the rate itself, as GGUF files do.
+    pub is_rate: bool,
     /// `[heads]`, any float type.
     pub dt_bias: View<'a>,
     /// f32 `[rows, heads]`: the logarithm of the decay. May be `a`.
@@ -70,7 +72,7 @@ impl DeltaGates<'_> {
 /// The gated delta rule over the rows of each sequence, state in f32.
 ///
 /// With `q = l2(q) / sqrt(K)`, `k = l2(k)`, `l2(x) = x / sqrt(sum x^2 + 1e-6)` and value head `i` reading key
-/// head `i / (value_heads / key_heads)`, per token
+/// head `i / (value_heads / key_heads)`, or `i % key_heads` where heads are tiled, per token
 /// `S *= exp(g); d = (v - S^T k) beta; S += k d^T; out = S^T q`.
 /// Rows of a prompt may be scanned in chunks; these start at indices that are multiples of 64.
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +89,8 @@ pub struct DeltaScan<'a> {
     pub beta: View<'a>,
     /// f32 `[slots, value_heads, K, V]`, dense.
     pub state: View<'a>,
+    /// Whether value heads that share a key head lie `key_heads` apart and not beside each other.
+    pub tiled: bool,
     /// Which rows belong to which sequence.
     pub spans: &'a [Span],
     /// f32 `[rows, value_heads, V]`.

@@ -51,7 +51,8 @@ pub(super) fn delta_gates(op: &DeltaGates<'_>) -> Done {
         let x = *v as f64 + bias;
         // ln(1 + e^x) without overflow
         let softplus = x.max(0.0) + (-x.abs()).exp().ln_1p();
-        *v = (-(a_log[i % heads] as f64).exp() * softplus) as f32;
+        let stored = a_log[i % heads] as f64;
+        *v = (if op.is_rate { stored } else { -stored.exp() } * softplus) as f32;
     }
     b.iter_mut().for_each(|v| *v = sigmoid(*v as f64) as f32);
     store(&op.g, &a)?;
@@ -78,7 +79,7 @@ pub(super) fn delta_scan(op: &DeltaScan<'_>) -> Done {
             let row = s.first_row + i;
             for h in 0..heads {
                 let shared = heads / key_heads;
-                let kh = if active(Mutant::DeltaHeadsTiled) { h % key_heads } else { h / shared };
+                let kh = if op.tiled != active(Mutant::DeltaHeadsTiled) { h % key_heads } else { h / shared };
                 let key = (row * key_heads + kh) * kn..(row * key_heads + kh + 1) * kn;
                 let (qh, kh) = (l2(&q[key.clone()]), l2(&k[key]));
                 let value = (row * heads + h) * vn..(row * heads + h + 1) * vn;

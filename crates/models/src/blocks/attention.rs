@@ -10,17 +10,17 @@ use turbospark_device::{Pass, View};
 use turbospark_tensor::mutant::{Mutant, active};
 
 use crate::trunk::{Norm, Step};
-use crate::weight::Weight;
+use crate::weight::Matrix;
 
 #[derive(Clone, Debug)]
 pub(crate) struct AttentionWeights {
     /// `[heads * head_dim, hidden]`; with a gate `[heads * 2 head_dim, hidden]`.
-    pub q_proj: Weight,
-    pub k_proj: Weight,
-    pub v_proj: Weight,
-    pub o_proj: Weight,
-    pub q_norm: Norm,
-    pub k_norm: Norm,
+    pub q_proj: Matrix,
+    pub k_proj: Matrix,
+    pub v_proj: Matrix,
+    pub o_proj: Matrix,
+    /// Of q and of k, in the families that have them.
+    pub head_norms: Option<[Norm; 2]>,
     pub head_dim: usize,
     pub gated: bool,
 }
@@ -71,9 +71,9 @@ pub(crate) fn attend<'a>(
         }
     };
     let (k, v) = (s.k.split_last(d), s.v.split_last(d));
-    for (x, norm) in [(q, &w.q_norm), (k, &w.k_norm)] {
-        if !active(Mutant::NoHeadNorm) {
-            norm.apply(pass, x, x);
+    for (i, x) in [q, k].into_iter().enumerate() {
+        if let Some(norms) = w.head_norms.as_ref().filter(|_| !active(Mutant::NoHeadNorm)) {
+            norms[i].apply(pass, x, x);
         }
         pass.rope(Rope { x, cos: step.cos, sin: step.sin });
     }

@@ -9,20 +9,24 @@ use turbospark_device::{Pass, View};
 
 use crate::config::DeltaConfig;
 use crate::trunk::Step;
-use crate::weight::Weight;
+use crate::weight::{Matrix, Weight};
 
 #[derive(Clone, Debug)]
 pub(crate) struct DeltaWeights {
-    pub in_proj_qkv: Weight,
-    pub in_proj_z: Weight,
-    pub in_proj_b: Weight,
-    pub in_proj_a: Weight,
+    pub in_proj_qkv: Matrix,
+    pub in_proj_z: Matrix,
+    pub in_proj_b: Matrix,
+    pub in_proj_a: Matrix,
     /// `[channels, kernel]`.
     pub conv: Weight,
+    /// `A_log`, or `-exp(A_log)` where `is_rate`.
     pub a_log: Weight,
+    pub is_rate: bool,
     pub dt_bias: Weight,
     pub norm: Weight,
-    pub out_proj: Weight,
+    pub out_proj: Matrix,
+    /// Whether value heads that share a key head lie as far apart as there are key heads.
+    pub tiled: bool,
     pub eps: f32,
     pub config: DeltaConfig,
 }
@@ -69,6 +73,7 @@ pub(crate) fn mix<'a>(
         a: s.a,
         b: s.b,
         a_log: w.a_log.view(),
+        is_rate: w.is_rate,
         dt_bias: w.dt_bias.view(),
         g: s.a,
         beta: s.b,
@@ -87,6 +92,7 @@ pub(crate) fn mix<'a>(
         g: s.a,
         beta: s.b,
         state: state.delta,
+        tiled: w.tiled,
         spans: step.spans,
         out,
     });

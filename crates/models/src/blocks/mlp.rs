@@ -4,29 +4,31 @@
 //! x += sum over the top k experts e of p_e * expert_e(x)  [+ sigmoid(shared_gate x) * shared(x)]
 
 use turbospark_device::op::{Experts, GatedMatmul, Matmul, Router, SigmoidGate, UseExpert};
-use turbospark_device::{DeviceError, Expert, ExpertSource, Pass, View, WeightLayout};
+use turbospark_device::{DeviceError, Expert, ExpertSource, LinearWeight, Pass, View, WeightLayout};
 use turbospark_tensor::mutant::{Mutant, active};
 
 use crate::trunk::Step;
-use crate::weight::Weight;
+use crate::weight::Matrix;
 
 #[derive(Clone, Debug)]
 pub(crate) struct DenseWeights {
     /// `[intermediate, hidden]`.
-    pub gate: Weight,
-    pub up: Weight,
+    pub gate: Matrix,
+    pub up: Matrix,
     /// `[hidden, intermediate]`.
-    pub down: Weight,
+    pub down: Matrix,
 }
 
 #[derive(Debug)]
 pub(crate) struct MoeWeights {
     /// `[experts, hidden]`.
-    pub router: Weight,
+    pub router: Matrix,
     pub experts: ResidentExperts,
     pub width: usize,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub norm_topk_prob: bool,
     /// The shared expert and its gate, `[1, hidden]`.
-    pub shared: Option<(DenseWeights, Weight)>,
+    pub shared: Option<(DenseWeights, Matrix)>,
 }
 
 #[derive(Debug)]
@@ -61,7 +63,7 @@ pub(crate) fn mlp<'a>(pass: &mut Pass<'a>, w: &'a Mlp, s: &MlpScratch<'a>, layer
         Mlp::Moe(w) => {
             let r = s.routed.expect("planned for a mixture");
             pass.matmul(Matmul { prompt_rows, ..Matmul::new(step.normed, w.router.view(), r.logits) });
-            let normalise = !active(Mutant::TopKNotNormalised);
+            let normalise = w.norm_topk_prob && !active(Mutant::TopKNotNormalised);
             pass.router(Router { logits: r.logits, normalise, ids: r.ids, weights: r.weights });
             pass.tap("router_logits", layer, r.logits);
             pass.tap("router_weights", layer, r.weights);
@@ -105,8 +107,8 @@ fn dense<'a>(
     let (gate, up) = if active(Mutant::GateUpExchanged) { (&w.up, &w.gate) } else { (&w.gate, &w.up) };
     pass.gated_matmul(GatedMatmul {
         x: step.normed,
-        gate: gate.view().into(),
-        up: up.view().into(),
+        gate: gate.view(),
+        up: up.view(),
         layout: WeightLayout::OutIn,
         out: inner,
         prompt_rows,
@@ -118,7 +120,9 @@ fn dense<'a>(
 #[derive(Debug)]
 pub(crate) enum ResidentExperts {
     /// `gate_up [E, 2I, H]` and `down [E, H, I]`, or both transposed.
-    Fused { gate_up: Weight, down: Weight, layout: WeightLayout },
+    Fused { gate_up: Matrix, down: Matrix, layout: WeightLayout },
+    /// `gate` and `up` `[E, I, H]`, `down [E, H, I]`.
+    Stacked { gate: Matrix, up: Matrix, down: Matrix },
     /// One MLP an expert.
     Split(Vec<DenseWeights>),
 }
@@ -131,30 +135,30 @@ impl ResidentExperts {
                 let w = &all[e];
                 (w.gate.view(), w.up.view(), w.down.view(), WeightLayout::OutIn)
             }
+            ResidentExperts::Stacked { gate, up, down } => (gate.of(e), up.of(e), down.of(e), WeightLayout::OutIn),
             ResidentExperts::Fused { gate_up, down, layout } => {
-                let both = expert_of(gate_up, e);
-                let axis = if *layout == WeightLayout::OutIn { 0 } else { 1 };
-                let width = both.dim(axis) / 2;
-                let (gate, up) = (both.narrow(axis, 0..width), both.narrow(axis, width..2 * width));
-                (gate, up, expert_of(down, e), *layout)
+                let (gate, up) = match (gate_up.of(e), layout) {
+                    (LinearWeight::View(both), WeightLayout::InOut) => {
+                        let width = both.dim(1) / 2;
+                        (both.narrow(1, 0..width).into(), both.narrow(1, width..2 * width).into())
+                    }
+                    (both, _) => {
+                        let width = gate_up.shape().dims()[1] / 2;
+                        (both.rows(0..width), both.rows(width..2 * width))
+                    }
+                };
+                (gate, up, down.of(e), *layout)
             }
         };
         let (gate, up) = if swapped { (up, gate) } else { (gate, up) };
-        Expert { gate: gate.into(), up: up.into(), down: down.into(), layout }
+        Expert { gate, up, down, layout }
     }
-}
-
-/// Expert `e` of `[E, a, b]`, as `[a, b]`.
-fn expert_of(w: &Weight, e: usize) -> View<'_> {
-    let v = w.view();
-    let (a, b) = (v.dim(1), v.dim(2));
-    v.rows(e..e + 1).reshape([a, b])
 }
 
 impl ExpertSource for ResidentExperts {
     fn experts(&self) -> usize {
         match self {
-            ResidentExperts::Fused { gate_up, .. } => gate_up.shape().dims()[0],
+            ResidentExperts::Fused { down, .. } | ResidentExperts::Stacked { down, .. } => down.shape().dims()[0],
             ResidentExperts::Split(all) => all.len(),
         }
     }

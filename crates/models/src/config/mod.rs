@@ -21,7 +21,7 @@ mod text;
 mod vision;
 
 pub use error::ConfigError;
-pub use rope::RopeConfig;
+pub use rope::{RopeConfig, RopeScaling};
 pub use text::{DeltaConfig, LayerKind, MlpKind, MoeConfig, TextConfig};
 pub use vision::VisionConfig;
 
@@ -52,11 +52,28 @@ pub enum Family {
     Qwen35,
     /// `qwen3_5_moe`: as [`Family::Qwen35`] with routed experts and a shared one.
     Qwen35Moe,
+    /// `qwen3`: the trunk of [`Family::Qwen3Vl`] with positions of one axis; text alone, as are the two below.
+    Qwen3,
+    /// `qwen3_moe`: the same with routed experts.
+    Qwen3Moe,
+    /// `llama`, `mistral`: attention without head norms.
+    Llama,
 }
 
 impl Family {
     /// All families.
-    pub const ALL: [Family; 4] = [Family::Qwen3Vl, Family::Qwen3VlMoe, Family::Qwen35, Family::Qwen35Moe];
+    pub const ALL: [Family; 7] = [
+        Family::Qwen3Vl,
+        Family::Qwen3VlMoe,
+        Family::Qwen35,
+        Family::Qwen35Moe,
+        Family::Qwen3,
+        Family::Qwen3Moe,
+        Family::Llama,
+    ];
+
+    /// Those that see.
+    pub const VISION: [Family; 4] = [Family::Qwen3Vl, Family::Qwen3VlMoe, Family::Qwen35, Family::Qwen35Moe];
 
     /// The `model_type` of the whole model.
     pub const fn model_type(self) -> &'static str {
@@ -65,6 +82,9 @@ impl Family {
             Family::Qwen3VlMoe => "qwen3_vl_moe",
             Family::Qwen35 => "qwen3_5",
             Family::Qwen35Moe => "qwen3_5_moe",
+            Family::Qwen3 => "qwen3",
+            Family::Qwen3Moe => "qwen3_moe",
+            Family::Llama => "llama",
         }
     }
 
@@ -75,12 +95,23 @@ impl Family {
             Family::Qwen3VlMoe => "qwen3_vl_moe_text",
             Family::Qwen35 => "qwen3_5_text",
             Family::Qwen35Moe => "qwen3_5_moe_text",
+            _ => self.model_type(),
         }
     }
 
     /// Whether layers may route tokens to experts.
     pub const fn is_moe(self) -> bool {
-        matches!(self, Family::Qwen3VlMoe | Family::Qwen35Moe)
+        matches!(self, Family::Qwen3VlMoe | Family::Qwen35Moe | Family::Qwen3Moe)
+    }
+
+    /// Whether no checkpoint of it has a vision tower.
+    pub const fn is_text_only(self) -> bool {
+        matches!(self, Family::Qwen3 | Family::Qwen3Moe | Family::Llama)
+    }
+
+    /// Whether queries and keys are normalised head by head.
+    pub const fn has_head_norms(self) -> bool {
+        !matches!(self, Family::Llama)
     }
 
     /// Whether the trunk is that of Qwen3.5: gated DeltaNet layers, gated attention, `1 + w` norms.
@@ -120,19 +151,16 @@ impl Config {
         let value: Value = serde_json::from_str(text)?;
         let root = Node::root(&value)?;
         let (family, text_only) = family(&root)?;
-        refuse_quantised(&root)?;
         let text_node = match root.child("text_config")? {
             Some(node) => node,
             None if text_only => root.clone(),
             None => return Err(root.missing("text_config", "an object")),
         };
-        refuse_quantised(&text_node)?;
         let text = TextConfig::read(&text_node, family)?;
         let vision = if text_only {
             None
         } else {
             let node = root.child("vision_config")?.ok_or_else(|| root.missing("vision_config", "an object"))?;
-            refuse_quantised(&node)?;
             Some(VisionConfig::read(&node, family, &text)?)
         };
         let ids = if vision.is_some() { vision_ids(&root, text.vocab_size)?.map(Some) } else { [None; 4] };
@@ -174,25 +202,18 @@ fn family(root: &Node) -> Result<(Family, bool)> {
     let name =
         root.text("model_type")?.ok_or_else(|| root.missing("model_type", &format!("one of {}", supported())))?;
     let causal = root.strings("architectures")?.unwrap_or_default().iter().any(|a| a.ends_with("ForCausalLM"));
+    if name == "mistral" {
+        return Ok((Family::Llama, true));
+    }
     for family in Family::ALL {
         if name == family.model_type() {
-            return Ok((family, causal));
+            return Ok((family, causal || family.is_text_only()));
         }
         if name == family.text_model_type() {
             return Ok((family, true));
         }
     }
     Err(root.unsupported("model_type", &name.into(), &format!("supported are {}, and their _text forms", supported())))
-}
-
-fn refuse_quantised(node: &Node) -> Result<()> {
-    for key in ["quantization_config", "compression_config"] {
-        if let Some(value) = node.get(key) {
-            let method = value.get("quant_method").unwrap_or(value);
-            return Err(node.unsupported(key, method, "quantised checkpoints are not read yet"));
-        }
-    }
-    Ok(())
 }
 
 fn token_id(node: &Node, key: &str, value: &Value, vocab_size: usize) -> Result<u32> {

@@ -3,7 +3,7 @@ use serde_json::Value;
 use super::{Family, Result, node::Node};
 
 /// How positions turn into angles. Axes are always interleaved over the frequencies.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
     /// Base of the frequencies.
     pub theta: f64,
@@ -11,7 +11,33 @@ pub struct RopeConfig {
     pub mrope_section: [usize; 3],
     /// Share of each head that is rotated, counted from its first dimension.
     pub partial_rotary_factor: f64,
+    /// How frequencies are changed for contexts longer than those of training.
+    pub scaling: RopeScaling,
     rotary_dim: usize,
+}
+
+/// How rotary frequencies are changed for longer contexts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    #[default]
+    None,
+    /// All are divided by a factor.
+    Linear(f64),
+    /// Llama 3: wavelengths above `original / low` are divided, those below `original / high` are not, and between
+    /// the two it goes from one to the other.
+    Llama3 {
+        /// What slow frequencies are divided by.
+        factor: f64,
+        /// `low_freq_factor`.
+        low: f64,
+        /// `high_freq_factor`.
+        high: f64,
+        /// `original_max_position_embeddings`.
+        original: f64,
+    },
+    /// Each is divided by a factor of its own, as GGUF files have them.
+    Each(Vec<f32>),
 }
 
 impl RopeConfig {
@@ -25,15 +51,22 @@ impl RopeConfig {
         let mut places = Vec::new();
         places.extend(text.child("rope_parameters")?);
         places.extend(text.child("rope_scaling")?);
+        let mut scaling = RopeScaling::None;
         for place in &places {
             // `type` is the older spelling of `rope_type`.
-            place.only("rope_type", "default")?;
-            place.only("type", "default")?;
+            for key in ["rope_type", "type"] {
+                match place.text(key)? {
+                    Some(kind @ ("linear" | "llama3" | "each")) if family.is_text_only() => {
+                        scaling = RopeScaling::read(place, kind)?;
+                    }
+                    _ => place.only(key, "default")?,
+                }
+            }
             place.only_flag("mrope_interleaved", true)?;
         }
         places.push(text.clone());
 
-        let default_theta = if family.is_qwen35() { 10_000.0 } else { 500_000.0 };
+        let default_theta = if family.is_qwen35() || family.is_text_only() { 10_000.0 } else { 500_000.0 };
         let theta = agreed(&places, "rope_theta", Node::real)?.unwrap_or(default_theta);
 
         let default_factor = if family.is_qwen35() { 0.25 } else { 1.0 };
@@ -51,6 +84,18 @@ impl RopeConfig {
             let problem =
                 format!("{factor} of head_dim {head_dim} is {rotary_dim} dimensions, expected an even number");
             return Err(text.contradiction("partial_rotary_factor", problem));
+        }
+
+        if let RopeScaling::Each(factors) = &scaling
+            && factors.len() != rotary_dim / 2
+        {
+            let problem = format!("{} of them, expected {}", factors.len(), rotary_dim / 2);
+            return Err(text.contradiction("factors", problem));
+        }
+        if family.is_text_only() {
+            // One axis turns all frequencies.
+            let mrope_section = [rotary_dim / 2, 0, 0];
+            return Ok(RopeConfig { theta, mrope_section, partial_rotary_factor: factor, scaling, rotary_dim });
         }
 
         let default_section = if family.is_qwen35() { [11, 11, 10] } else { [24, 20, 20] };
@@ -72,7 +117,34 @@ impl RopeConfig {
                 return Err(text.contradiction("mrope_section", problem));
             }
         }
-        Ok(RopeConfig { theta, mrope_section, partial_rotary_factor: factor, rotary_dim })
+        Ok(RopeConfig { theta, mrope_section, partial_rotary_factor: factor, scaling, rotary_dim })
+    }
+}
+
+impl RopeScaling {
+    fn read(node: &Node, kind: &str) -> Result<Self> {
+        let positive = |key: &str| -> Result<f64> {
+            let value = node.real(key)?.ok_or_else(|| node.missing(key, "a positive number"))?;
+            if value > 0.0 { Ok(value) } else { Err(node.wrong(key, "a positive number", &value.into())) }
+        };
+        Ok(match kind {
+            "linear" => RopeScaling::Linear(positive("factor")?),
+            "each" => {
+                let list = node.get("factors").and_then(Value::as_array).cloned().unwrap_or_default();
+                let factors: Option<Vec<f32>> = list.iter().map(|v| Some(v.as_f64()? as f32)).collect();
+                let good = |factors: &Vec<f32>| factors.iter().all(|f| f.is_finite() && *f > 0.0);
+                let factors = factors.filter(good);
+                RopeScaling::Each(factors.ok_or_else(|| node.wrong("factors", "positive numbers", &list.into()))?)
+            }
+            _ => {
+                let (low, high) = (positive("low_freq_factor")?, positive("high_freq_factor")?);
+                if low >= high {
+                    return Err(node.contradiction("low_freq_factor", format!("{low} is not below high {high}")));
+                }
+                let original = positive("original_max_position_embeddings")?;
+                RopeScaling::Llama3 { factor: positive("factor")?, low, high, original }
+            }
+        })
     }
 }
 

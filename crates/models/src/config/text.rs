@@ -61,6 +61,8 @@ pub struct MoeConfig {
     pub moe_intermediate_size: usize,
     /// Inner width of the expert that sees every token, where the family has one.
     pub shared_expert_intermediate_size: Option<usize>,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub norm_topk_prob: bool,
 }
 
 /// The text trunk.
@@ -90,6 +92,8 @@ pub struct TextConfig {
     pub layer_kinds: Vec<LayerKind>,
     /// What each layer's MLP is; `num_hidden_layers` of them.
     pub mlp_kinds: Vec<MlpKind>,
+    /// Whether queries and keys are normalised head by head.
+    pub head_norms: bool,
     /// Whether `q_proj` also gives a gate for the attention's output.
     pub attention_output_gate: bool,
     /// Present for Qwen3.5.
@@ -108,7 +112,11 @@ impl TextConfig {
             let problem = format!("{num_key_value_heads} does not divide num_attention_heads {num_attention_heads}");
             return Err(node.contradiction("num_key_value_heads", problem));
         }
-        let default_head_dim = if family.is_qwen35() { 256 } else { 128 };
+        let default_head_dim = match family {
+            Family::Qwen35 | Family::Qwen35Moe => 256,
+            Family::Llama => node.size("hidden_size", MAX_WIDTH)? / num_attention_heads,
+            _ => 128,
+        };
         let head_dim = node.size_if_any("head_dim", MAX_HEAD_DIM)?.unwrap_or(default_head_dim);
         if !head_dim.is_multiple_of(2) {
             return Err(node.wrong("head_dim", "an even integer", &head_dim.into()));
@@ -125,10 +133,11 @@ impl TextConfig {
             intermediate_size,
             vocab_size: node.size("vocab_size", MAX_TOKENS)?,
             rms_norm_eps: rms_norm_eps(node)?,
-            max_position_embeddings: node.size("max_position_embeddings", MAX_TOKENS)?,
+            max_position_embeddings: max_positions(node, family)?,
             rope: RopeConfig::read(node, family, head_dim)?,
             layer_kinds: layer_kinds(node, family, num_hidden_layers)?,
             mlp_kinds,
+            head_norms: family.has_head_norms(),
             attention_output_gate: family.is_qwen35(),
             delta: if family.is_qwen35() { Some(DeltaConfig::read(node)?) } else { None },
             moe: if family.is_moe() { Some(MoeConfig::read(node, family)?) } else { None },
@@ -185,7 +194,18 @@ impl MoeConfig {
             num_experts_per_tok,
             moe_intermediate_size: node.size("moe_intermediate_size", MAX_WIDTH)?,
             shared_expert_intermediate_size,
+            // The other families always do.
+            norm_topk_prob: family != Family::Qwen3Moe || node.flag("norm_topk_prob")?.unwrap_or(false),
         })
+    }
+}
+
+/// Where attention sees a window only, a context within the window is the same as without it.
+fn max_positions(node: &Node, family: Family) -> Result<usize> {
+    let positions = node.size("max_position_embeddings", MAX_TOKENS)?;
+    match family {
+        Family::Llama => Ok(node.size_if_any("sliding_window", MAX_TOKENS)?.map_or(positions, |w| w.min(positions))),
+        _ => Ok(positions),
     }
 }
 
@@ -193,15 +213,18 @@ fn refuse_what_is_not_implemented(node: &Node, family: Family) -> Result<()> {
     if let Some(name) = node.text("model_type")?
         && name != family.text_model_type()
         && name != family.model_type()
+        && !(family == Family::Llama && name == "mistral")
     {
         let supported = format!("with {} it is {:?}", family.model_type(), family.text_model_type());
         return Err(node.unsupported("model_type", &name.into(), &supported));
     }
     node.only("hidden_act", "silu")?;
     node.only_flag("attention_bias", false)?;
+    node.only_flag("mlp_bias", false)?;
     node.only_flag("attn_output_gate", family.is_qwen35())?;
     node.only_flag("use_sliding_window", false)?;
     if let Some(window) = node.get("sliding_window")
+        && family != Family::Llama
         && node.flag("use_sliding_window")?.is_none()
     {
         return Err(node.unsupported("sliding_window", window, "attention sees the whole sequence"));

@@ -65,10 +65,13 @@ pub(super) fn iq3_xxs(b: &[u8; 98], out: &mut [f32; 256]) {
 pub(super) fn iq3_s(b: &[u8; 110], out: &mut [f32; 256]) {
     let (d, low, high) = (half_at(b, 0), part::<64>(b, 2), part::<8>(b, 66));
     let (signs, scales) = (part::<32>(b, 74), part::<4>(b, 106));
-    for (k, (four, &low)) in out.as_chunks_mut().0.iter_mut().zip(low).enumerate() {
-        let index = usize::from(low) | usize::from(high[k / 8] >> (k % 8) & 1) << 8;
-        let scale = d * f32::from(2 * (scales[k / 16] >> (k / 8 % 2 * 4) & 15) + 1);
-        signed(scale, &grids::IQ3_S[index], signs[k / 2] >> (k % 2 * 4), four);
+    for (j, group) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let (low, signs) = (part::<8>(low, 8 * j), part::<4>(signs, 4 * j));
+        let scale = d * f32::from(2 * (scales[j / 2] >> (j % 2 * 4) & 15) + 1);
+        for (k, (four, &low)) in group.as_chunks_mut().0.iter_mut().zip(low).enumerate() {
+            let index = usize::from(low) | usize::from(high[j] >> k & 1) << 8;
+            signed(scale, &grids::IQ3_S[index], signs[k / 2] >> (k % 2 * 4), four);
+        }
     }
 }
 
@@ -105,7 +108,8 @@ fn even_signs(code: u32) -> u8 {
 #[inline(always)]
 fn signed<const N: usize>(scale: f32, grid: &[i8; N], signs: u8, out: &mut [f32; N]) {
     for (i, (o, &g)) in out.iter_mut().zip(grid).enumerate() {
-        let minus = u32::from(signs >> i) << 31;
+        // A comparison with a constant of the lane: shifting by its number is no vector instruction of the base x86.
+        let minus = if u32::from(signs) & 1 << i != 0 { 1 << 31 } else { 0 };
         *o = f32::from_bits((scale * f32::from(g)).to_bits() ^ minus);
     }
 }

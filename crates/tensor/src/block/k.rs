@@ -25,28 +25,21 @@ pub(super) fn q3_k(b: &[u8; 110], out: &mut [f32; 256]) {
 }
 
 pub(super) fn q4_k(b: &[u8; 144], out: &mut [f32; 256]) {
-    let scales = scales_and_mins(part(b, 0));
-    for (c, (pair, q)) in out.as_chunks_mut::<64>().0.iter_mut().zip(part::<128>(b, 16).as_chunks::<32>().0).enumerate()
-    {
-        for (high, group) in pair.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let (scale, min) = scales[2 * c + high];
-            for (o, &q) in group.iter_mut().zip(q) {
-                *o = scale * f32::from(q >> (4 * high) & 15) - min;
-            }
+    let q = part::<128>(b, 16);
+    for (j, group) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let (scale, min) = scale_and_min(part(b, 0), j);
+        for (o, &q) in group.iter_mut().zip(part::<32>(q, j / 2 * 32)) {
+            *o = scale * f32::from(q >> (j % 2 * 4) & 15) - min;
         }
     }
 }
 
 pub(super) fn q5_k(b: &[u8; 176], out: &mut [f32; 256]) {
-    let (scales, h) = (scales_and_mins(part(b, 0)), part::<32>(b, 16));
-    for (c, (pair, q)) in out.as_chunks_mut::<64>().0.iter_mut().zip(part::<128>(b, 48).as_chunks::<32>().0).enumerate()
-    {
-        for (high, group) in pair.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let j = 2 * c + high;
-            let (scale, min) = scales[j];
-            for ((o, &q), &h) in group.iter_mut().zip(q).zip(h) {
-                *o = scale * f32::from(q >> (4 * high) & 15 | (h >> j & 1) << 4) - min;
-            }
+    let (h, q) = (part::<32>(b, 16), part::<128>(b, 48));
+    for (j, group) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let (scale, min) = scale_and_min(part(b, 0), j);
+        for ((o, &q), &h) in group.iter_mut().zip(part::<32>(q, j / 2 * 32)).zip(h) {
+            *o = scale * f32::from(q >> (j % 2 * 4) & 15 | (h >> j & 1) << 4) - min;
         }
     }
 }
@@ -65,13 +58,11 @@ pub(super) fn q6_k(b: &[u8; 210], out: &mut [f32; 256]) {
     }
 }
 
-/// Scales and mins of the eight groups of a `Q4_K` or `Q5_K` block, from its head.
-fn scales_and_mins(head: &[u8; 16]) -> [(f32, f32); 8] {
-    let (d, dmin, packed) = (half_at(head, 0), half_at(head, 2), part::<12>(head, 4));
-    std::array::from_fn(|j| {
-        let (scale, min) = k_scale(packed, j);
-        (d * f32::from(scale), dmin * f32::from(min))
-    })
+/// Scale and min of group `j` of a `Q4_K` or `Q5_K` block, from its head.
+#[inline(always)]
+fn scale_and_min(head: &[u8; 16], j: usize) -> (f32, f32) {
+    let (scale, min) = k_scale(part(head, 4), j);
+    (half_at(head, 0) * f32::from(scale), half_at(head, 2) * f32::from(min))
 }
 
 /// Calls `widen` for each group of 16 with its number `j`, where it starts within its 32, its two-bit codes and its

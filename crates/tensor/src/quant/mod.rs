@@ -4,14 +4,16 @@
 //! unrounded `d`, which is stored as f16 rounded to nearest even. The others look for the codes and scales with the
 //! least squared error, in two steps: candidates for each group, improved by least squares (`search.rs`), then for
 //! `K` formats the shared scales of the block and the integers of its groups together (`k.rs`, `q6.rs`). That leaves
-//! 3 to 12 % less squared error than the public quantisers, which `tests/quality.rs` holds.
+//! 3 to 23 % less squared error than the public quantisers, which `tests/quality.rs` holds.
 //!
-//! Affine groups ([`ScaledForm::quantise`](crate::ScaledForm::quantise)) are searched in the same way.
+//! Affine groups ([`ScaledForm::quantise`](crate::ScaledForm::quantise)) are searched in the same way, and `Q4_1` and
+//! `Q5_1` are such groups with a scale and a bias in f16 (`legacy.rs`).
 //!
 //! What goes wrong unseen: codes chosen for a scale before it was rounded to f16. But for `Q8_0`, scales are rounded
 //! first and the codes are those nearest, ties to even. A block whose scale is below the least f16 becomes zeros.
 
 mod k;
+mod legacy;
 mod q6;
 mod search;
 
@@ -19,8 +21,12 @@ use half::f16;
 
 use crate::{DType, widen_into};
 
-/// The formats that [`quantise`] writes.
+/// The formats that checkpoints are quantised to.
 pub const FORMATS: [DType; 5] = [DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
+
+/// The formats that [`quantise`] writes: these and others that public files have.
+pub const WRITTEN: [DType; 8] =
+    [DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::Q4_1, DType::Q5_0, DType::Q5_1];
 
 /// Why values can't be quantised.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -62,9 +68,9 @@ impl QuantError {
 /// [`QuantError`], with the element.
 ///
 /// # Panics
-/// When `dtype` is none of [`FORMATS`], or `out` is not as long as the values take.
+/// When `dtype` is none of [`WRITTEN`], or `out` is not as long as the values take.
 pub fn quantise(values: &[f32], dtype: DType, out: &mut [u8]) -> Result<(), QuantError> {
-    assert!(FORMATS.contains(&dtype), "nothing is quantised to {dtype}");
+    assert!(WRITTEN.contains(&dtype), "nothing is quantised to {dtype}");
     assert_eq!(Some(out.len()), dtype.bytes(values.len()), "values and blocks differ in length");
     let block = dtype.block();
     for (i, (x, b)) in values.chunks_exact(block.elements).zip(out.chunks_exact_mut(block.bytes)).enumerate() {
@@ -74,7 +80,10 @@ pub fn quantise(values: &[f32], dtype: DType, out: &mut [u8]) -> Result<(), Quan
         }
         let fits = match dtype {
             DType::Q8_0 => q8_0(x, b),
-            DType::Q4_0 => q4_0(x, b),
+            DType::Q4_0 => legacy::symmetric(x, 8.0, b),
+            DType::Q5_0 => legacy::symmetric(x, 16.0, b),
+            DType::Q4_1 => legacy::with_min(x, 15.0, b),
+            DType::Q5_1 => legacy::with_min(x, 31.0, b),
             DType::Q4_K => k::quantise(x, 15.0, b),
             DType::Q5_K => k::quantise(x, 31.0, b),
             _ => q6::quantise(x, b),
@@ -96,7 +105,7 @@ pub fn quantise(values: &[f32], dtype: DType, out: &mut [u8]) -> Result<(), Quan
 /// When `from` is neither a float nor a block type, or as [`quantise`].
 pub fn requantise(bytes: &[u8], from: DType, dtype: DType, threads: usize, out: &mut [u8]) -> Result<(), QuantError> {
     assert!(from.is_weight(), "{from} is no weight");
-    assert!(FORMATS.contains(&dtype), "nothing is quantised to {dtype}");
+    assert!(WRITTEN.contains(&dtype), "nothing is quantised to {dtype}");
     let block = dtype.block();
     assert!(out.len().is_multiple_of(block.bytes), "a part of a block");
     let elements = out.len() / block.bytes * block.elements;
@@ -214,16 +223,4 @@ pub fn quantise_q8_0(x: &[f32; 32]) -> [u8; 34] {
         *q = (scaled + 0.499_999_97_f32.copysign(scaled)) as i8 as u8;
     }
     block
-}
-
-fn q4_0(x: &[f32], out: &mut [u8]) -> Option<()> {
-    const TOP: f32 = 8.0;
-    let (d, rounded) = to_f16(search::scale(x, TOP))?;
-    let inverse = if rounded == 0.0 { 0.0 } else { 1.0 / rounded };
-    out[..2].copy_from_slice(&d.to_le_bytes());
-    let code = |v: f32| (search::nearest(v * inverse, -TOP, TOP - 1.0) + TOP) as u8;
-    for (i, q) in out[2..].iter_mut().enumerate() {
-        *q = code(x[i]) | code(x[i + 16]) << 4;
-    }
-    Some(())
 }

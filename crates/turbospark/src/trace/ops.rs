@@ -71,7 +71,15 @@ fn activations(case: &Case<'_>, golden: &Golden<'_>) -> Result<Tensors, TraceErr
         let column = |b| Buffer::view(b, 0, DType::F32, [n, 1]);
         let scalar = zero.view(0, DType::F32, [1]);
         let (a, b) = (column(x), column(x));
-        pass.delta_gates(DeltaGates { a, b, a_log: scalar, dt_bias: scalar, g: column(out), beta: column(rest) });
+        pass.delta_gates(DeltaGates {
+            a,
+            b,
+            a_log: scalar,
+            is_rate: false,
+            dt_bias: scalar,
+            g: column(out),
+            beta: column(rest),
+        });
     })
     .map_err(&failed)?;
     Ok(out)
@@ -130,7 +138,7 @@ fn delta_rule(case: &Case<'_>, golden: &Golden<'_>) -> Result<Tensors, TraceErro
     let spans = [Span { first_row: 0, rows, start: 64, decode: false, table: 0, state: 0, snapshots: vec![] }];
     let mut pass = Pass::new(device);
     pass.scope("delta rule alone", None);
-    pass.delta_scan(DeltaScan { q, k, v, g, beta, state, spans: &spans, out: view });
+    pass.delta_scan(DeltaScan { q, k, v, g, beta, state, tiled: false, spans: &spans, out: view });
     pass.submit().map_err(&failed)?;
     out.f32("out", v.dims(), device.read_f32(view).map_err(&failed)?);
     out.f32("final_state", &[heads, key, value], device.read_f32(state).map_err(&failed)?);

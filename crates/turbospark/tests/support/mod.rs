@@ -1,6 +1,9 @@
 //! Prompts of made-up ids and patches, run on the four small checkpoints.
 #![allow(dead_code)]
 
+pub mod packers;
+pub mod shapes;
+
 use std::sync::Arc;
 
 use turbospark_device::{Device, Snapshot};

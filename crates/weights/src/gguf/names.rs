@@ -1,0 +1,342 @@
+//! GGUF tensor names as the published ones, and what the converter did to the weights.
+//!
+//! The converter renames tensors, splits fused experts and the patch embedding, adds 1 to the norms of Qwen3.5, stores
+//! DeltaNet's decay as `-exp(A_log)` and orders its value heads anew, and for Llama permutes the rows of queries and
+//! keys. What can stay as it lies does, and [`Conventions`] says so; only the patch embedding and Llama's rows are put
+//! together as they are brought. A tensor that this file doesn't know keeps its own name, so that a loader refuses it.
+
+use turbospark_tensor::{DType, Shape};
+
+use super::{GgufTensor, Metadata, Set};
+use crate::checkpoint::{Conventions, Entry, FileId, Foreign, Table, add};
+use crate::{Error, Made, Place, Result, WeightFile};
+
+/// Where the published names of the trunk begin.
+const TRUNK: &str = "model.language_model";
+const TOWER: &str = "model.visual";
+
+/// An architecture of trunks, by `general.architecture`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arch {
+    Qwen3Vl,
+    Qwen3VlMoe,
+    Qwen35,
+    Qwen35Moe,
+    Qwen3,
+    Qwen3Moe,
+    Llama,
+}
+
+impl Arch {
+    const ALL: [Arch; 7] =
+        [Arch::Qwen3Vl, Arch::Qwen3VlMoe, Arch::Qwen35, Arch::Qwen35Moe, Arch::Qwen3, Arch::Qwen3Moe, Arch::Llama];
+
+    /// The name in the file.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Arch::Qwen3Vl => "qwen3vl",
+            Arch::Qwen3VlMoe => "qwen3vlmoe",
+            Arch::Qwen35 => "qwen35",
+            Arch::Qwen35Moe => "qwen35moe",
+            Arch::Qwen3 => "qwen3",
+            Arch::Qwen3Moe => "qwen3moe",
+            Arch::Llama => "llama",
+        }
+    }
+
+    /// The published `model_type`.
+    pub(crate) const fn model_type(self) -> &'static str {
+        match self {
+            Arch::Qwen3Vl => "qwen3_vl",
+            Arch::Qwen3VlMoe => "qwen3_vl_moe",
+            Arch::Qwen35 => "qwen3_5",
+            Arch::Qwen35Moe => "qwen3_5_moe",
+            Arch::Qwen3 => "qwen3",
+            Arch::Qwen3Moe => "qwen3_moe",
+            Arch::Llama => "llama",
+        }
+    }
+
+    pub(crate) const fn is_qwen35(self) -> bool {
+        matches!(self, Arch::Qwen35 | Arch::Qwen35Moe)
+    }
+
+    pub(crate) const fn is_moe(self) -> bool {
+        matches!(self, Arch::Qwen3VlMoe | Arch::Qwen35Moe | Arch::Qwen3Moe)
+    }
+
+    /// Whether image tokens may stand in its prompts.
+    pub(crate) const fn may_see(self) -> bool {
+        !matches!(self, Arch::Qwen3 | Arch::Qwen3Moe | Arch::Llama)
+    }
+
+    /// The architecture of a trunk's file.
+    pub(crate) fn of(metadata: &Metadata) -> Result<Self> {
+        const KEY: &str = "general.architecture";
+        let name = metadata.text(KEY)?.ok_or_else(|| metadata.missing(KEY))?;
+        if let Some(arch) = Self::ALL.into_iter().find(|arch| arch.name() == name) {
+            return Ok(arch);
+        }
+        if name == "clip" {
+            return Err(Error::Gguf {
+                file: metadata.file().to_owned(),
+                problem: "a vision tower (mmproj) without a trunk; name the model's own file, or its folder".to_owned(),
+            });
+        }
+        Err(Error::Gguf {
+            file: metadata.file().to_owned(),
+            problem: format!(
+                "architecture {name:?} is not read; this build reads {}",
+                Self::ALL.map(Self::name).join(", ")
+            ),
+        })
+    }
+}
+
+/// Heads and layers that the names depend on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TrunkShape {
+    pub arch: Arch,
+    /// Layers that are run; those after belong to the multi-token prediction head.
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    /// Key and value heads of DeltaNet.
+    pub delta_heads: Option<[usize; 2]>,
+}
+
+/// Adds a trunk's tensors under the published names; its files begin at `first`.
+pub(crate) fn trunk(set: &Set, shape: TrunkShape, first: usize, files: &[WeightFile], table: &mut Table) -> Result<()> {
+    let fused = set.tensors.iter().any(|(_, t)| t.name.ends_with("ffn_gate_up_exps.weight"));
+    for (file, tensor) in &set.tensors {
+        if tensor.name == "rope_freqs.weight" {
+            continue; // read with the configuration
+        }
+        let name = trunk_name(&tensor.name, shape.layers, fused).unwrap_or_else(|| tensor.name.clone());
+        let mut entry = entry(FileId::nth(first + file), tensor);
+        if let Entry::Place(place) = &mut entry {
+            match place.shape.dims() {
+                &[channels, kernel] if name.ends_with("conv1d.weight") => {
+                    place.shape = Shape::from([channels, 1, kernel]);
+                }
+                &[hidden] if name.ends_with("shared_expert_gate.weight") => place.shape = Shape::from([1, hidden]),
+                &[heads, 1] if name.ends_with("A_log") => place.shape = Shape::from([heads]),
+                _ => {}
+            }
+            let heads = match shape.arch {
+                Arch::Llama if name.ends_with("q_proj.weight") => Some(shape.heads),
+                Arch::Llama if name.ends_with("k_proj.weight") => Some(shape.kv_heads),
+                _ => None,
+            };
+            if let Some(heads) = heads {
+                entry = halves(*place, heads);
+            }
+        }
+        add(table, files, name, entry)?;
+    }
+    Ok(())
+}
+
+/// What the converter changed in a trunk of this shape.
+pub(crate) fn conventions(shape: TrunkShape) -> Conventions {
+    let qwen35 = shape.arch.is_qwen35();
+    Conventions {
+        norms_hold_one: qwen35,
+        decay_is_negated_exp: qwen35,
+        value_heads_tiled: shape.delta_heads.is_some_and(|[key, value]| key != value),
+    }
+}
+
+/// Adds a vision tower's tensors under the published names; its files begin at `first`.
+pub(crate) fn tower(set: &Set, first: usize, files: &[WeightFile], table: &mut Table) -> Result<()> {
+    let deepstack = deepstack_blocks(set);
+    let mut frames: [Option<Place>; 2] = [None; 2];
+    for (file, tensor) in &set.tensors {
+        let entry = entry(FileId::nth(first + file), tensor);
+        let frame = ["v.patch_embd.weight", "v.patch_embd.weight.1"].iter().position(|name| *name == tensor.name);
+        if let (Some(frame), Entry::Place(place)) = (frame, &entry) {
+            frames[frame] = Some(*place);
+            continue;
+        }
+        let name = tower_name(&tensor.name, &deepstack).unwrap_or_else(|| tensor.name.clone());
+        add(table, files, name, entry)?;
+    }
+    if let Some(entry) = interleaved(frames) {
+        add(table, files, format!("{TOWER}.patch_embed.proj.weight"), entry)?;
+    }
+    Ok(())
+}
+
+/// The vision blocks that a deepstack merger follows, ascending.
+pub(crate) fn deepstack_blocks(set: &Set) -> Vec<usize> {
+    let number = |name: &str| name.strip_prefix("v.deepstack.")?.split('.').next()?.parse().ok();
+    let mut blocks: Vec<usize> = set.tensors.iter().filter_map(|(_, t)| number(&t.name)).collect();
+    blocks.sort_unstable();
+    blocks.dedup();
+    blocks
+}
+
+fn entry(file: FileId, tensor: &GgufTensor) -> Entry {
+    let sides: Option<Vec<usize>> = tensor.dims.iter().map(|&side| usize::try_from(side).ok()).collect();
+    let shape = sides.and_then(|sides| Shape::try_new(&sides).ok());
+    let (offset, length) = (tensor.offset, tensor.length);
+    match (tensor.dtype, shape) {
+        (Some(dtype), Some(shape)) => Entry::Place(Place { file, offset, length, dtype, shape }),
+        _ => {
+            Entry::Foreign(Foreign { file, offset, length, dtype: tensor.type_name.clone(), dims: tensor.dims.clone() })
+        }
+    }
+}
+
+fn trunk_name(name: &str, layers: usize, fused: bool) -> Option<String> {
+    let outer = match name {
+        "token_embd.weight" => Some("embed_tokens.weight"),
+        "output_norm.weight" => Some("norm.weight"),
+        "output.weight" => return Some("lm_head.weight".to_owned()),
+        _ => None,
+    };
+    if let Some(outer) = outer {
+        return Some(format!("{TRUNK}.{outer}"));
+    }
+    let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
+    if layer.parse::<usize>().ok()? >= layers {
+        return Some(format!("mtp.layers.{layer}.{part}"));
+    }
+    let part = match part {
+        "attn_norm.weight" => "input_layernorm.weight",
+        "ffn_norm.weight" | "post_attention_norm.weight" => "post_attention_layernorm.weight",
+        "attn_q.weight" => "self_attn.q_proj.weight",
+        "attn_k.weight" => "self_attn.k_proj.weight",
+        "attn_v.weight" => "self_attn.v_proj.weight",
+        "attn_output.weight" => "self_attn.o_proj.weight",
+        "attn_q_norm.weight" => "self_attn.q_norm.weight",
+        "attn_k_norm.weight" => "self_attn.k_norm.weight",
+        "ffn_gate.weight" => "mlp.gate_proj.weight",
+        "ffn_up.weight" => "mlp.up_proj.weight",
+        "ffn_down.weight" => "mlp.down_proj.weight",
+        "ffn_gate_inp.weight" => "mlp.gate.weight",
+        "ffn_gate_exps.weight" => "mlp.experts.gate_proj.weight",
+        "ffn_up_exps.weight" => "mlp.experts.up_proj.weight",
+        "ffn_gate_up_exps.weight" => "mlp.experts.gate_up_proj",
+        "ffn_down_exps.weight" if fused => "mlp.experts.down_proj",
+        "ffn_down_exps.weight" => "mlp.experts.down_proj.weight",
+        "ffn_gate_shexp.weight" => "mlp.shared_expert.gate_proj.weight",
+        "ffn_up_shexp.weight" => "mlp.shared_expert.up_proj.weight",
+        "ffn_down_shexp.weight" => "mlp.shared_expert.down_proj.weight",
+        "ffn_gate_inp_shexp.weight" => "mlp.shared_expert_gate.weight",
+        "attn_qkv.weight" => "linear_attn.in_proj_qkv.weight",
+        "attn_gate.weight" => "linear_attn.in_proj_z.weight",
+        "ssm_alpha.weight" => "linear_attn.in_proj_a.weight",
+        "ssm_beta.weight" => "linear_attn.in_proj_b.weight",
+        "ssm_conv1d.weight" => "linear_attn.conv1d.weight",
+        "ssm_a" => "linear_attn.A_log",
+        "ssm_dt.bias" => "linear_attn.dt_bias",
+        "ssm_norm.weight" => "linear_attn.norm.weight",
+        "ssm_out.weight" => "linear_attn.out_proj.weight",
+        _ => return None,
+    };
+    Some(format!("{TRUNK}.layers.{layer}.{part}"))
+}
+
+fn tower_name(name: &str, deepstack: &[usize]) -> Option<String> {
+    let (part, kind) = name.rsplit_once('.')?;
+    let part = match part {
+        "v.patch_embd" => "patch_embed.proj".to_owned(),
+        "v.position_embd" => "pos_embed".to_owned(),
+        "v.post_ln" => "merger.norm".to_owned(),
+        "mm.0" => "merger.linear_fc1".to_owned(),
+        "mm.2" => "merger.linear_fc2".to_owned(),
+        _ => {
+            let (place, part) = part.strip_prefix("v.")?.rsplit_once('.')?;
+            let (list, number) = place.split_once('.')?;
+            let number: usize = number.parse().ok()?;
+            match (list, part) {
+                ("deepstack", part) => {
+                    let part = match part {
+                        "norm" => "norm",
+                        "fc1" => "linear_fc1",
+                        "fc2" => "linear_fc2",
+                        _ => return None,
+                    };
+                    let at = deepstack.iter().position(|&block| block == number)?;
+                    format!("deepstack_merger_list.{at}.{part}")
+                }
+                ("blk", part) => {
+                    let part = match part {
+                        "ln1" => "norm1",
+                        "ln2" => "norm2",
+                        "attn_qkv" => "attn.qkv",
+                        "attn_out" => "attn.proj",
+                        "ffn_up" => "mlp.linear_fc1",
+                        "ffn_down" => "mlp.linear_fc2",
+                        _ => return None,
+                    };
+                    format!("blocks.{number}.{part}")
+                }
+                _ => return None,
+            }
+        }
+    };
+    Some(format!("{TOWER}.{part}.{kind}"))
+}
+
+/// `[out, c, h, w]` of each frame as `[out, c, 2, h, w]`.
+fn interleaved(frames: [Option<Place>; 2]) -> Option<Entry> {
+    let [Some(first), Some(second)] = frames else { return frames.into_iter().flatten().next().map(Entry::Place) };
+    let &[out, c, h, w] = first.shape.dims() else { return Some(Entry::Place(first)) };
+    if (second.dtype, second.shape) != (first.dtype, first.shape) || !first.dtype.is_float() {
+        return Some(Entry::Place(first));
+    }
+    let side = h * w * first.dtype.size();
+    let shape = Shape::from([out, c, 2, h, w]);
+    Some(Entry::Made(Made::new("frames interleaved", vec![first, second], first.dtype, shape, move |parts, bytes| {
+        for (i, to) in bytes.chunks_exact_mut(side.max(1)).enumerate() {
+            to.copy_from_slice(&parts[i % 2][i / 2 * side..(i / 2 + 1) * side]);
+        }
+    })))
+}
+
+/// Rows of each head from pairs `(2 i, 2 i + 1)`, as the converter of Llama has them, to halves `(i, i + dim / 2)`.
+fn halves(place: Place, heads: usize) -> Entry {
+    let &[rows, columns] = place.shape.dims() else { return Entry::Place(place) };
+    let Some(row) = place.dtype.bytes(columns) else { return Entry::Place(place) };
+    if heads == 0 || !rows.is_multiple_of(2 * heads) || place.dtype == DType::I64 {
+        return Entry::Place(place);
+    }
+    let dim = rows / heads;
+    Entry::Made(Made::new("rows unpermuted", vec![place], place.dtype, place.shape, move |parts, bytes| {
+        for (r, to) in bytes.chunks_exact_mut(row.max(1)).enumerate() {
+            let (head, at) = (r / dim, r % dim);
+            let from = head * dim + 2 * (at % (dim / 2)) + at / (dim / 2);
+            to.copy_from_slice(&parts[0][from * row..(from + 1) * row]);
+        }
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_the_published_ones() {
+        for (name, expected) in [
+            ("token_embd.weight", "model.language_model.embed_tokens.weight"),
+            ("output.weight", "lm_head.weight"),
+            ("blk.3.ssm_a", "model.language_model.layers.3.linear_attn.A_log"),
+            ("blk.4.attn_q.weight", "mtp.layers.4.attn_q.weight"),
+            ("blk.0.ffn_down_exps.weight", "model.language_model.layers.0.mlp.experts.down_proj.weight"),
+        ] {
+            assert_eq!(trunk_name(name, 4, false).as_deref(), Some(expected));
+        }
+        assert_eq!(trunk_name("blk.0.attn_q.bias", 4, false), None);
+        for (name, expected) in [
+            ("v.deepstack.5.fc2.bias", "model.visual.deepstack_merger_list.1.linear_fc2.bias"),
+            ("v.blk.7.ln2.weight", "model.visual.blocks.7.norm2.weight"),
+            ("mm.2.weight", "model.visual.merger.linear_fc2.weight"),
+            ("v.post_ln.bias", "model.visual.merger.norm.bias"),
+        ] {
+            assert_eq!(tower_name(name, &[2, 5]).as_deref(), Some(expected));
+        }
+        assert_eq!(tower_name("v.deepstack.3.fc2.bias", &[2, 5]), None);
+    }
+}

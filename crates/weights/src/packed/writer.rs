@@ -1,0 +1,194 @@
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::layout::{PlacedUnit, Unit, place};
+use super::manifest::{MANIFEST_NAME, Manifest};
+use crate::Conventions;
+
+/// What says how far an interrupted run came.
+const JOURNAL_NAME: &str = "turbospark.partial.json";
+
+/// Why a folder was not written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PackError {
+    /// The operating system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// Which file or folder.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// A folder with something else in it.
+    #[error("{}: there is something else in this folder; name an empty or new one", .0.display())]
+    NotEmpty(PathBuf),
+    /// The disk is too small.
+    #[error("{}: {needed} bytes are needed and {free} are free", path.display())]
+    NoSpace {
+        /// Where.
+        path: PathBuf,
+        /// What is still to be written.
+        needed: u64,
+        /// What the file system has.
+        free: u64,
+    },
+}
+
+/// How far a run came: the plan by its hash, and the hashes of the files that are whole.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Journal {
+    plan: String,
+    files: Vec<String>,
+}
+
+/// Writes a packed folder, file by file.
+#[derive(Debug)]
+pub struct Writer {
+    folder: PathBuf,
+    manifest: Manifest,
+    plan: String,
+    done: Vec<String>,
+}
+
+impl Writer {
+    /// Begins or goes on with a folder. `made` says what is packed and how; a folder that was begun with other words,
+    /// units or sizes is begun anew.
+    ///
+    /// # Errors
+    /// A folder with other files in it; the system's.
+    pub fn new(folder: &Path, made: &str, conventions: Conventions, units: &[Unit]) -> Result<Self, PackError> {
+        let io = |source| PackError::Io { path: folder.to_owned(), source };
+        fs::create_dir_all(folder).map_err(io)?;
+        let (placed, lengths) = place(units);
+        let manifest = Manifest::new(made, conventions, placed, &lengths);
+        let plan = serde_json::to_vec(&manifest).expect("plain data");
+        let plan = hex(&Sha256::digest(plan));
+        let journal = folder.join(JOURNAL_NAME);
+        let known = fs::read(&journal).ok().and_then(|bytes| serde_json::from_slice::<Journal>(&bytes).ok());
+        if known.is_none() && fs::read_dir(folder).map_err(io)?.next().is_some() {
+            return Err(PackError::NotEmpty(folder.to_owned()));
+        }
+        let mut done = known.filter(|known| known.plan == plan).map_or(Vec::new(), |known| known.files);
+        let whole = |(file, _): &(&super::manifest::PlacedFile, &String)| {
+            fs::metadata(folder.join(&file.name)).is_ok_and(|about| about.len() == file.bytes)
+        };
+        let count = manifest.files.iter().zip(&done).take_while(whole).count();
+        done.truncate(count);
+        let writer = Writer { folder: folder.to_owned(), manifest, plan, done };
+        writer.note()?;
+        Ok(writer)
+    }
+
+    /// Bytes of all files.
+    pub fn total(&self) -> u64 {
+        self.manifest.files.iter().map(|file| file.bytes).sum()
+    }
+
+    /// Bytes of the files that an earlier run wrote.
+    pub fn resumed(&self) -> u64 {
+        self.manifest.files.iter().take(self.done.len()).map(|file| file.bytes).sum()
+    }
+
+    /// Writes what is missing. `fill` gives the bytes of part `part` of tensor `tensor` of unit `unit`, in pieces, to
+    /// the sink that it gets.
+    ///
+    /// # Errors
+    /// The first of `fill` or the system; what is whole stays for the next run.
+    pub fn write<E: From<PackError>>(
+        &mut self,
+        mut fill: impl FnMut([usize; 3], &mut dyn FnMut(&[u8]) -> Result<(), PackError>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for i in self.done.len()..self.manifest.files.len() {
+            let hash = self.write_file(i, &mut fill)?;
+            self.done.push(hash);
+            self.note()?;
+        }
+        Ok(())
+    }
+
+    fn write_file<E: From<PackError>>(
+        &self,
+        i: usize,
+        fill: &mut impl FnMut([usize; 3], &mut dyn FnMut(&[u8]) -> Result<(), PackError>) -> Result<(), E>,
+    ) -> Result<String, E> {
+        let listed = &self.manifest.files[i];
+        let target = self.folder.join(&listed.name);
+        let partial = self.folder.join(format!("{}.partial", listed.name));
+        let io = |source| PackError::Io { path: partial.clone(), source };
+        let mut file = io::BufWriter::with_capacity(1 << 20, File::create(&partial).map_err(io)?);
+        let (mut hash, mut at) = (Sha256::new(), 0u64);
+        let mut put = |bytes: &[u8], at: &mut u64| -> Result<(), PackError> {
+            hash.update(bytes);
+            *at += bytes.len() as u64;
+            file.write_all(bytes).map_err(io)
+        };
+        let pad = [0u8; 4096];
+        let units = self.manifest.units.iter().enumerate().filter(|(_, unit)| unit.file == i);
+        for (u, unit) in units {
+            for (t, p, part) in parts(unit) {
+                put(&pad[..(part.offset - at) as usize], &mut at)?;
+                let end = at + part.bytes;
+                fill([u, t, p], &mut |bytes| put(bytes, &mut at))?;
+                assert_eq!(at, end, "{}: a part is as long as planned", unit.tensors[t].name);
+            }
+        }
+        put(&pad[..(listed.bytes - at) as usize], &mut at)?;
+        let file = file.into_inner().map_err(|e| io(e.into_error()))?;
+        file.sync_all().map_err(io)?;
+        drop(file);
+        fs::rename(&partial, &target).map_err(|source| PackError::Io { path: target, source })?;
+        Ok(hex(&hash.finalize()))
+    }
+
+    /// Writes a file beside the weights, such as `config.json`.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn side_file(&self, name: &str, bytes: &[u8]) -> Result<(), PackError> {
+        self.atomically(name, bytes)
+    }
+
+    /// Writes the manifest: the folder is whole.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn finish(mut self) -> Result<(), PackError> {
+        for (file, hash) in self.manifest.files.iter_mut().zip(&self.done) {
+            file.sha256.clone_from(hash);
+        }
+        let text = serde_json::to_vec_pretty(&self.manifest).expect("plain data");
+        self.atomically(MANIFEST_NAME, &text)?;
+        let journal = self.folder.join(JOURNAL_NAME);
+        fs::remove_file(&journal).map_err(|source| PackError::Io { path: journal, source })
+    }
+
+    fn note(&self) -> Result<(), PackError> {
+        let journal = Journal { plan: self.plan.clone(), files: self.done.clone() };
+        self.atomically(JOURNAL_NAME, &serde_json::to_vec(&journal).expect("plain data"))
+    }
+
+    fn atomically(&self, name: &str, bytes: &[u8]) -> Result<(), PackError> {
+        let (partial, target) = (self.folder.join(format!("{name}.partial")), self.folder.join(name));
+        let io = |source| PackError::Io { path: target.clone(), source };
+        let mut file = File::create(&partial).map_err(io)?;
+        file.write_all(bytes).map_err(io)?;
+        file.sync_all().map_err(io)?;
+        drop(file);
+        fs::rename(&partial, &target).map_err(io)
+    }
+}
+
+/// Indices of tensor and part, and the part.
+fn parts(unit: &PlacedUnit) -> impl Iterator<Item = (usize, usize, &super::layout::PlacedPart)> {
+    let tensors = unit.tensors.iter().enumerate();
+    tensors.flat_map(|(t, tensor)| tensor.parts.iter().enumerate().map(move |(p, part)| (t, p, part)))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}

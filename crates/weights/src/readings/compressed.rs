@@ -1,0 +1,252 @@
+//! compressed-tensors: packed integers, whole bytes and small floats, as `llm-compressor` writes them.
+//!
+//! Packed: fields are signed values plus `2^(bits - 1)`, zero points too, so the offsets cancel:
+//! `w[o, i] = (field[o, i] - zero[o, g]) * weight_scale[o, g]`, where a symmetric weight's zero is `2^(bits - 1)`.
+//! `weight_packed [out, ceil(in bits / 32)]` runs along the inputs, `weight_zero_point [ceil(out bits / 32), groups]`
+//! along the outputs. Newer versions pack 3, 5, 6 and 7 bits densely, older ones leave the top of a word empty; only
+//! the width tells.
+//!
+//! Others: `weight` int8 or F8_E4M3 times `weight_scale`; `nvfp4` codes times `weight_scale / weight_global_scale`.
+
+use serde_json::Value;
+use turbospark_tensor::{Code, DType, Shape};
+
+use super::{FLOATS, Object, Raw, bad, bits, expect, floats, form, fp8, matrix, words, write_floats};
+use crate::checkpoint::Entry;
+use crate::{Error, Made, Piece, Place, Result, Scaled};
+
+pub(super) fn read(raw: &mut Raw<'_>, quant: &Object) -> Result<()> {
+    raw.drop_suffixes(&[".input_scale", ".input_zero_point", ".input_global_scale"]);
+    let widths = widths(quant)?;
+    for stem in raw.stems(".weight_packed") {
+        let codes = raw.take(&format!("{stem}.weight_packed"))?;
+        let entry = match codes.dtype {
+            DType::U8 => Entry::Scaled(nvfp4(raw, &stem, codes)?),
+            _ => packed(raw, &stem, codes, &widths)?,
+        };
+        raw.put_entry(format!("{stem}.weight"), entry)?;
+    }
+    for stem in raw.stems(".weight_scale") {
+        let (weight, scale) = (format!("{stem}.weight"), format!("{stem}.weight_scale"));
+        let zero = format!("{stem}.weight_zero_point");
+        if let Some(place) = raw.take_if_any(&zero)?
+            && raw.read(&place)?.iter().any(|&b| b != 0)
+        {
+            return Err(bad(&zero, "whole bytes with zero points are not read".into()));
+        }
+        let codes = raw.take(&weight)?;
+        let scales = raw.take(&scale)?;
+        let sides = block_sides(quant);
+        let scaled = fp8::scaled(&weight, codes, &scale, scales, sides)?;
+        raw.put(weight, scaled)?;
+    }
+    Ok(())
+}
+
+/// The bits of packed integers that some group of the configuration has.
+fn widths(quant: &Object) -> Result<Vec<usize>> {
+    let groups = quant.get("config_groups").and_then(Value::as_object);
+    let bits = |group: &Value| group.get("weights")?.get("num_bits")?.as_u64();
+    let mut widths: Vec<usize> =
+        groups.into_iter().flatten().filter_map(|(_, g)| bits(g)).map(|n| n as usize).collect();
+    widths.sort_unstable();
+    widths.dedup();
+    match widths.iter().find(|bits| !(2..=8).contains(*bits) && **bits != 16) {
+        Some(bits) => Err(Error::Quantisation(format!("config_groups: num_bits {bits} is not read"))),
+        None => Ok(widths),
+    }
+}
+
+fn block_sides(quant: &Object) -> Option<[usize; 2]> {
+    let groups = quant.get("config_groups")?.as_object()?;
+    groups.values().find_map(|group| {
+        let sides = group.get("weights")?.get("block_structure")?;
+        let side = |i: usize| sides.get(i)?.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|&n| n > 0);
+        Some([side(0)?, side(1)?])
+    })
+}
+
+/// How fields lie in a row of words.
+#[derive(Clone, Copy)]
+struct Packing {
+    bits: usize,
+    /// Fields cross words.
+    dense: bool,
+}
+
+impl Packing {
+    fn words(self, fields: usize) -> usize {
+        if self.dense { (fields * self.bits).div_ceil(32) } else { fields.div_ceil(32 / self.bits) }
+    }
+
+    /// `count` fields of a row.
+    fn fields(self, row: &[u8], count: usize) -> Vec<u8> {
+        if self.dense {
+            return bits::stream(row, self.bits).take(count).collect();
+        }
+        let each = 32 / self.bits;
+        let field = |w: &u32, k: usize| (w >> (k * self.bits)) as u8 & bits::mask(self.bits);
+        words(row).iter().flat_map(|w| (0..each).map(move |k| field(w, k))).take(count).collect()
+    }
+}
+
+/// The one width and packing that a row of `words` for `inner` inputs can have.
+fn packing(name: &str, widths: &[usize], inner: usize, row: usize) -> Result<Packing> {
+    let all = widths.iter().filter(|bits| **bits <= 8).flat_map(|&bits| {
+        // Where no field crosses a word the two are one.
+        let both = if 32 % bits == 0 { &[true][..] } else { &[true, false][..] };
+        both.iter().map(move |&dense| Packing { bits, dense })
+    });
+    let fitting: Vec<Packing> = all.filter(|p| p.words(inner) == row).collect();
+    match fitting[..] {
+        [one] => Ok(one),
+        [] => Err(bad(name, format!("{row} words a row hold {inner} fields of none of {widths:?} bits"))),
+        _ => Err(bad(name, format!("{row} words a row hold {inner} fields in more than one packing"))),
+    }
+}
+
+fn packed(raw: &mut Raw<'_>, stem: &str, codes: Place, widths: &[usize]) -> Result<Entry> {
+    let part = |suffix: &str| format!("{stem}.{suffix}");
+    let name = part("weight_packed");
+    let [out, row] = matrix(&name, &codes)?;
+    let sides = raw.take(&part("weight_shape"))?;
+    let inner = match (sides.dtype, raw.read(&sides)?) {
+        (DType::I64, bytes) if bytes.len() == 16 => {
+            let side = |i: usize| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().expect("eight bytes"));
+            if side(0) != out as u64 || side(1) == 0 || side(1) > 32 * row as u64 {
+                return Err(bad(&part("weight_shape"), format!("[{}, {}], with {out} rows packed", side(0), side(1))));
+            }
+            side(1) as usize
+        }
+        _ => return Err(bad(&part("weight_shape"), format!("{} {}, expected I64 [2]", sides.dtype, sides.shape))),
+    };
+    let packing = packing(&name, widths, inner, row)?;
+    expect(&name, &codes, &[DType::I32], &[out, row])?;
+    let scales = raw.take(&part("weight_scale"))?;
+    let [scale_rows, groups] = matrix(&part("weight_scale"), &scales).or_else(|e| match scales.shape.elements() {
+        1 => Ok([1, 1]),
+        n if n == out => Ok([out, 1]),
+        _ => Err(e),
+    })?;
+    if groups == 0 || !(scale_rows == out || (scale_rows, groups) == (1, 1)) || !FLOATS.contains(&scales.dtype) {
+        return Err(bad(&part("weight_scale"), format!("{} {} for {out} rows", scales.dtype, scales.shape)));
+    }
+    let zeros = raw.take_if_any(&part("weight_zero_point"))?;
+    let bits = packing.bits;
+    if let Some(zeros) = &zeros {
+        expect(&part("weight_zero_point"), zeros, &[DType::I32], &[packing.words(out), groups])?;
+    }
+    let group = inner.div_ceil(groups);
+    let order = match raw.take_if_any(&part("weight_g_idx"))? {
+        None => None,
+        Some(place) => {
+            expect(&part("weight_g_idx"), &place, &[DType::I32], &[inner])?;
+            let order = words(&raw.read(&place)?);
+            if let Some(i) = order.iter().position(|&g| g as usize >= groups) {
+                return Err(bad(
+                    &part("weight_g_idx"),
+                    format!("input {i} is in group {} of {groups}", order[i] as i32),
+                ));
+            }
+            (!order.iter().enumerate().all(|(i, &g)| g as usize == i / group)).then_some(order)
+        }
+    };
+    let combine = Combine { packing, out, groups, scale_rows, dtype: scales.dtype };
+    let parts: Vec<Place> = [Some(scales), zeros].into_iter().flatten().collect();
+    let shape = Shape::from([out, inner]);
+    if order.is_some() || !group.is_multiple_of(16) || !inner.is_multiple_of(32) {
+        let order = order.unwrap_or_else(|| (0..inner).map(|i| (i / group) as u32).collect());
+        let parts = [vec![codes], parts].concat();
+        return Ok(Entry::Made(Made::new("dequantised", parts, DType::F32, shape, move |parts, bytes| {
+            let (scales, zeros) = combine.read(&parts[1..]);
+            let row = parts[0].len() / out;
+            for (o, bytes) in bytes.chunks_exact_mut(4 * inner).enumerate() {
+                let fields = packing.fields(&parts[0][o * row..(o + 1) * row], inner);
+                write_floats(
+                    bytes,
+                    fields.iter().zip(&order).map(|(&q, &g)| {
+                        let at = o * groups + g as usize;
+                        (f32::from(q) - zeros[at]) * scales[at]
+                    }),
+                );
+            }
+        })));
+    }
+    // Seven bits have no code of their own.
+    let wide = if bits == 7 { 8 } else { bits };
+    let form = form(&name, Code::Unsigned(wide), group, 1)?;
+    let row_words = inner * wide / 32;
+    let codes = if packing.dense && wide == bits {
+        Piece::Place(codes).seen_as(DType::U32, codes.shape)
+    } else {
+        Piece::Made(Made::new("packed", vec![codes], DType::U32, Shape::from([out, row_words]), move |parts, bytes| {
+            let rows = parts[0].chunks_exact(4 * row).zip(bytes.chunks_exact_mut(4 * row_words));
+            rows.for_each(|(from, to)| bits::pack(packing.fields(from, inner).into_iter(), wide, to));
+        }))
+    };
+    let grid = Shape::from([out, groups]);
+    let made = |name, biases: bool| {
+        Piece::Made(Made::new(name, parts.clone(), DType::F32, grid, move |parts, bytes| {
+            let (scales, zeros) = combine.read(parts);
+            let values = scales.iter().zip(&zeros).map(|(s, z)| if biases { -z * s } else { *s });
+            write_floats(bytes, values);
+        }))
+    };
+    let biases = Some(made("biases of zeros", true));
+    Ok(Entry::Scaled(Scaled { shape, codes, scales: made("widened", false), biases, form }))
+}
+
+/// Scales and zero points of a packed weight.
+#[derive(Clone, Copy)]
+struct Combine {
+    packing: Packing,
+    out: usize,
+    groups: usize,
+    scale_rows: usize,
+    dtype: DType,
+}
+
+impl Combine {
+    /// Both as `[out, groups]` from the bytes of scales and, if there are any, of zero points.
+    fn read(self, parts: &[Vec<u8>]) -> (Vec<f32>, Vec<f32>) {
+        let Combine { packing, out, groups, scale_rows, dtype } = self;
+        let mut scales = floats(&parts[0], dtype);
+        if scale_rows == 1 && out > 1 {
+            scales = vec![scales[0]; out * groups];
+        }
+        let mut zeros = vec![(1u32 << (packing.bits - 1)) as f32; out * groups];
+        if let Some(bytes) = parts.get(1) {
+            let all = words(bytes); // [words of out, groups]
+            for g in 0..groups {
+                let column: Vec<u8> = all.iter().skip(g).step_by(groups).flat_map(|w| w.to_le_bytes()).collect();
+                for (o, z) in packing.fields(&column, out).into_iter().enumerate() {
+                    zeros[o * groups + g] = f32::from(z);
+                }
+            }
+        }
+        (scales, zeros)
+    }
+}
+
+/// `w = e2m1 * weight_scale / weight_global_scale`.
+fn nvfp4(raw: &mut Raw<'_>, stem: &str, codes: Place) -> Result<Scaled> {
+    let part = |suffix: &str| format!("{stem}.{suffix}");
+    let name = part("weight_packed");
+    let [out, row] = matrix(&name, &codes)?;
+    let (inner, groups) = (2 * row, row / 8);
+    let scales = raw.take(&part("weight_scale"))?;
+    expect(&part("weight_scale"), &scales, &[DType::F8_E4M3], &[out, groups])?;
+    let global = raw.take(&part("weight_global_scale"))?;
+    if global.dtype != DType::F32 || global.shape.elements() != 1 {
+        let found = format!("{} {}, expected F32 [1]", global.dtype, global.shape);
+        return Err(bad(&part("weight_global_scale"), found));
+    }
+    let form = form(&name, Code::E2M1, 16, 1)?;
+    let grid = Shape::from([out, groups]);
+    let scales = Made::new("divided", vec![scales, global], DType::F32, grid, |parts, bytes| {
+        let global = floats(&parts[1], DType::F32)[0];
+        write_floats(bytes, parts[0].iter().map(|&b| turbospark_tensor::e4m3_to_f32(b) / global));
+    });
+    let codes = Piece::Place(codes);
+    Ok(Scaled { shape: Shape::from([out, inner]), codes, scales: Piece::Made(scales), biases: None, form })
+}
