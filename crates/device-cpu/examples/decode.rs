@@ -1,4 +1,4 @@
-//! Measures the row kernels against memory: `cargo run --release --example decode [threads] [isa] [MiB]`.
+//! Measures the row kernels against memory: `cargo run --release --example decode [threads] [isa] [MiB] [part of a name]`.
 //!
 //! By default weights are larger than any cache. Reading is measured in the same process, a few milliseconds at a time
 //! in turn with the kernels, by summing eight streams a thread. Two shares are given: of medians, and of the best
@@ -6,10 +6,10 @@
 
 use std::time::Instant;
 
-use turbospark_device::op::{Matmul, WeightLayout};
+use turbospark_device::op::{LinearWeight, Matmul, ScaledWeight, WeightLayout};
 use turbospark_device::{Buffer, Device, DeviceError, Pass};
 use turbospark_device_cpu::{CpuDevice, CpuOptions};
-use turbospark_tensor::DType;
+use turbospark_tensor::{Code, DType, ScaledForm};
 
 /// Rows that are decoded at once.
 const ROWS: [usize; 4] = [1, 2, 4, 8];
@@ -26,11 +26,9 @@ fn main() -> Result<(), DeviceError> {
     println!("{}; GB/s with 1, 2, 4 and 8 rows; its share of reading, by medians and by the best tenth", cpu.name());
     let words: Vec<u64> = (0..total as u64 / 8).collect();
     let buffer = weights(&cpu, total)?;
-    let types = [DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
-    let layouts = types.map(|t| (t, WeightLayout::OutIn)).into_iter().chain([(DType::BF16, WeightLayout::InOut)]);
-    for (dtype, layout) in layouts {
+    for (name, form) in forms() {
         let n = if total < 64 << 20 { 256 } else { 6144 };
-        let mut case = Case { d: &cpu, weights: &buffer, dtype, layout, k: 2048, n, next: 0 };
+        let mut case = Case { d: &cpu, weights: &buffer, form, k: 2048, n, next: 0 };
         let mut read = Vec::new();
         let mut took = [const { Vec::new() }; 4];
         for round in 0..80 {
@@ -39,7 +37,6 @@ fn main() -> Result<(), DeviceError> {
                 took.push(case.slice(rows)?);
             }
         }
-        let name = format!("{dtype}{}", if layout == WeightLayout::InOut { " [in, out]" } else { "" });
         let (middle, best) = (at(&mut read, 0.5), at(&mut read, 0.9));
         let mut figures = Vec::new();
         let mut rate = [0.0; 4];
@@ -52,6 +49,42 @@ fn main() -> Result<(), DeviceError> {
         println!("{name:16} {}; 8 rows: {times:.1}x the tokens of 1; reading {middle:.1}", figures.join("  "));
     }
     Ok(())
+}
+
+/// How weights are stored.
+#[derive(Clone, Copy)]
+enum Form {
+    Plain(DType, WeightLayout),
+    /// Codes, the type of their scales, and whether there are biases.
+    Scaled(ScaledForm, DType, bool),
+}
+
+/// The forms by their names; those that contain a word given as the last argument.
+fn forms() -> Vec<(String, Form)> {
+    use Code::{E2M1, E4M3, Signed8, Unsigned};
+    let plain = [DType::BF16].into_iter().chain(DType::BLOCKS);
+    let mut all: Vec<_> = plain.map(|t| (t.to_string(), Form::Plain(t, WeightLayout::OutIn))).collect();
+    all.push(("BF16 [in, out]".into(), Form::Plain(DType::BF16, WeightLayout::InOut)));
+    for (name, code, group, rows, scales, biases) in [
+        ("affine 4, 32", Unsigned(4), 32, 1, DType::BF16, true),
+        ("affine 4, 64", Unsigned(4), 64, 1, DType::BF16, true),
+        ("affine 4, 128", Unsigned(4), 128, 1, DType::F16, true),
+        ("affine 8, 64", Unsigned(8), 64, 1, DType::BF16, true),
+        ("affine 6, 64", Unsigned(6), 64, 1, DType::BF16, true),
+        ("affine 3, 64", Unsigned(3), 64, 1, DType::BF16, true),
+        ("affine 2, 64", Unsigned(2), 64, 1, DType::BF16, true),
+        ("int8 channels", Signed8, 2048, 1, DType::BF16, false),
+        ("mxfp4, apart", E2M1, 32, 1, DType::F8_E8M0, false),
+        ("nvfp4", E2M1, 16, 1, DType::F8_E4M3, false),
+        ("fp8, 128 x 128", E4M3, 128, 128, DType::F32, false),
+        ("mxfp8", E4M3, 32, 1, DType::F8_E8M0, false),
+    ] {
+        let form = ScaledForm::new(code, group, rows).expect("a form that there is");
+        all.push((name.into(), Form::Scaled(form, scales, biases)));
+    }
+    let word = std::env::args().nth(4).unwrap_or_default();
+    all.retain(|(name, _)| name.contains(&word));
+    all
 }
 
 /// The sample that a share of all lie below.
@@ -72,14 +105,46 @@ fn weights(d: &dyn Device, total: usize) -> Result<Buffer, DeviceError> {
 struct Case<'a> {
     d: &'a dyn Device,
     weights: &'a Buffer,
-    dtype: DType,
-    layout: WeightLayout,
+    form: Form,
     k: usize,
     n: usize,
     next: usize,
 }
 
-impl Case<'_> {
+impl<'a> Case<'a> {
+    /// Bytes of a weight: codes, scales and biases.
+    fn parts(&self) -> [usize; 3] {
+        match self.form {
+            Form::Plain(dtype, _) => [dtype.bytes(self.n * self.k).expect("whole blocks"), 0, 0],
+            Form::Scaled(form, scales, biases) => {
+                let grid = form.grid(self.n, self.k).iter().product::<usize>() * scales.size();
+                [self.n * form.bytes(self.k), grid, if biases { grid } else { 0 }]
+            }
+        }
+    }
+
+    /// The weight that begins so many bytes into the buffer.
+    fn weight(&self, at: usize) -> (LinearWeight<'a>, WeightLayout) {
+        let (n, k) = (self.n, self.k);
+        match self.form {
+            Form::Plain(dtype, layout) => {
+                let sides = if layout == WeightLayout::OutIn { [n, k] } else { [k, n] };
+                (self.weights.view(at, dtype, sides).into(), layout)
+            }
+            Form::Scaled(form, dtype, biases) => {
+                let [codes, scales, _] = self.parts();
+                let grid = form.grid(n, k);
+                let weight = ScaledWeight {
+                    codes: self.weights.view(at, DType::U8, [n, form.bytes(k)]),
+                    scales: self.weights.view(at + codes, dtype, grid),
+                    biases: biases.then(|| self.weights.view(at + codes + scales, dtype, grid)),
+                    form,
+                };
+                (weight.into(), WeightLayout::OutIn)
+            }
+        }
+    }
+
     /// GB/s over the next slice.
     fn slice(&mut self, rows: usize) -> Result<f64, DeviceError> {
         let (d, k, n) = (self.d, self.k, self.n);
@@ -87,15 +152,14 @@ impl Case<'_> {
         let values: Vec<f32> = (0..rows * k).map(|i| (i * 7919 % 1009) as f32 / 1009.0 - 0.5).collect();
         let x = x.view(0, DType::F32, [rows, k]);
         d.write_f32(x, &values)?;
-        let each = self.dtype.bytes(n * k).expect("whole blocks");
+        let each: usize = self.parts().iter().sum();
         let (count, all) = (SLICE.div_ceil(each), self.weights.len() / each);
         let mut pass = Pass::new(d);
         for _ in 0..count {
-            let sides = if self.layout == WeightLayout::OutIn { [n, k] } else { [k, n] };
-            let weight = self.weights.view(self.next % all * each, self.dtype, sides);
+            let (weight, layout) = self.weight(self.next % all * each);
             self.next += 1;
             let out = out.view(0, DType::F32, [rows, n]);
-            pass.matmul(Matmul { layout: self.layout, prompt_rows: 0, ..Matmul::new(x, weight, out) });
+            pass.matmul(Matmul { layout, prompt_rows: 0, ..Matmul::new(x, weight, out) });
         }
         let start = Instant::now();
         pass.submit()?;

@@ -9,7 +9,22 @@ use turbospark_device::{Device, Pass};
 use turbospark_tensor::{DType, widen_into};
 
 /// The formats whose codes are multiplied in integers; the others are dequantised.
-const INTEGERS: [DType; 5] = [DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
+const INTEGERS: [DType; 14] = [
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::IQ4_NL,
+    DType::MXFP4,
+    DType::Q2_K,
+    DType::Q3_K,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+    DType::IQ4_XS,
+    DType::TQ2_0,
+];
 
 /// A layer without prompt rows; its weight lies `shift` bytes into a buffer.
 #[derive(Clone, Debug)]
@@ -76,15 +91,6 @@ fn cases(formats: &'static [DType]) -> impl Strategy<Value = Case> {
     })
 }
 
-/// The rule for activations: of 32 elements, whole multiples of the largest over 127.
-fn rounded(x: &[f32]) -> Vec<f32> {
-    let block = |x: &[f32]| {
-        let a = x.iter().fold(0f32, |a, x| a.max(x.abs()));
-        x.iter().map(|x| (x * (127.0 / a)).round_ties_even() * (a / 127.0)).collect::<Vec<_>>()
-    };
-    x.chunks(32).flat_map(block).collect()
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -100,7 +106,7 @@ proptest! {
 
     #[test]
     fn else_products_are_those_of_rounded_activations(case in cases(&INTEGERS)) {
-        let (x, rounded) = (case.x(), rounded(&case.x()));
+        let (x, rounded) = (case.x(), rounded(&case.x(), case.k));
         let (want, size) = case.product(&rounded);
         let exact = case.product(&x).0;
         // At most half a unit in each element, the unit being at most 1 / 127.

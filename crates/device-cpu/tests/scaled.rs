@@ -59,14 +59,19 @@ impl Case {
         }
     }
 
-    fn put(&self, d: &dyn Device) -> [Buffer; 3] {
+    fn scales_and_biases(&self) -> [Vec<u8>; 2] {
         let largest = match self.form.code() {
             Code::Unsigned(bits) => (1 << bits) as f32,
             Code::Signed8 => 128.0,
             Code::E2M1 => 6.0,
             Code::E4M3 => 448.0,
         };
-        [self.codes(), self.scales(2, 1.0 / largest), self.scales(3, 0.5)].map(|bytes| {
+        [self.scales(2, 1.0 / largest), self.scales(3, 0.5)]
+    }
+
+    fn put(&self, d: &dyn Device) -> [Buffer; 3] {
+        let [scales, biases] = self.scales_and_biases();
+        [self.codes(), scales, biases].map(|bytes| {
             let mut all = vec![0; self.shift];
             all.extend(bytes);
             put_bytes(d, &all)
@@ -81,6 +86,29 @@ impl Case {
             biases: self.biases.then(|| biases.view(self.shift, self.scales, grid)),
             form: self.form,
         }
+    }
+
+    /// All weights.
+    fn wide(&self) -> Vec<f32> {
+        let (codes, [scales, biases]) = (self.codes(), self.scales_and_biases());
+        let (row, of) = (self.width() * self.codes.size(), self.form.grid(self.n, self.k)[1] * self.scales.size());
+        let mut out = vec![0.0; self.n * self.k];
+        for (r, out) in out.chunks_mut(self.k).enumerate() {
+            let at = r / self.form.rows() * of..(r / self.form.rows() + 1) * of;
+            let biases = self.biases.then(|| &biases[at.clone()]);
+            self.form.widen_row(&codes[r * row..(r + 1) * row], &scales[at.clone()], biases, self.scales, out);
+        }
+        out
+    }
+
+    /// Outputs `outputs` of `rows` decoded rows of `x`.
+    fn decoded(&self, d: &dyn Device, x: &[f32], outputs: std::ops::Range<usize>) -> Vec<f32> {
+        let (rows, n) = (x.len() / self.k, outputs.len());
+        let (x, parts, out) = (put_f32(d, x), self.put(d), put_f32(d, &vec![0.0; rows * n]));
+        let (x, out_view) = (x.view(0, DType::F32, [rows, self.k]), out.view(0, DType::F32, [rows, n]));
+        let weight = self.weight(&parts).rows(outputs);
+        submit(d, |pass| pass.matmul(Matmul { prompt_rows: 0, ..Matmul::new(x, weight, out_view) }));
+        get(d, &out)
     }
 
     /// Where a weight may be cut in two: near its middle, where another scale begins.
@@ -185,5 +213,41 @@ proptest! {
             }));
             vec![get(d, &out)]
         });
+    }
+
+    #[test]
+    fn decoded_rows_are_those_of_rounded_activations(case in cases(), rows in 1usize..6) {
+        let (n, k) = (case.n, case.k);
+        let x = random(case.seed + 5, rows * k);
+        // Codes that are no numbers are not multiplied in integers.
+        let used = if case.form.code() == Code::E4M3 { x.clone() } else { rounded(&x, k) };
+        let w = case.wide();
+        for d in rounding_devices().iter().map(|kind| &kind[0]) {
+            for (i, got) in case.decoded(d, &x, 0..n).into_iter().enumerate() {
+                let (x, w) = (&used[i / n * k..][..k], &w[i % n * k..][..k]);
+                let want: f64 = x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
+                // Codes and biases are summed apart.
+                let size: f64 = x.iter().zip(w).map(|(&x, &w)| f64::from(x.abs()) * (f64::from(w.abs()) + 2.0)).sum();
+                prop_assert!((f64::from(got) - want).abs() <= 1e-6 * size, "{}: {i}: {got}, expected {want}", d.name());
+            }
+        }
+    }
+
+    #[test]
+    fn no_bit_depends_on_company(case in cases(), rows in 1usize..6, row in 0usize..6) {
+        let (n, k, cut, row) = (case.n, case.k, case.middle(), row % rows);
+        let x = random(case.seed + 5, rows * k);
+        for kind in rounding_devices().iter().chain(devices()) {
+            let all = case.decoded(&kind[0], &x, 0..n);
+            for d in &kind[1..] {
+                prop_assert!(bits(&[case.decoded(d, &x, 0..n)]) == bits(std::slice::from_ref(&all)), "{}", d.name());
+            }
+            let alone = case.decoded(&kind[0], &x[row * k..][..k], 0..n);
+            prop_assert!(bits(&[alone]) == bits(&[all[row * n..][..n].to_vec()]), "{}: row {row} alone", kind[0].name());
+            let rest: Vec<f32> = all.chunks(n).flat_map(|row| row[cut..].to_vec()).collect();
+            prop_assert!(bits(&[case.decoded(&kind[2], &x, cut..n)]) == bits(&[rest]), "{}: from {cut} on", kind[0].name());
+            let moved = Case { shift: case.shift + 61, ..case.clone() };
+            prop_assert!(bits(&[moved.decoded(&kind[0], &x, 0..n)]) == bits(&[all]), "{}: moved", kind[0].name());
+        }
     }
 }

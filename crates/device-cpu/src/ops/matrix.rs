@@ -156,18 +156,19 @@ unsafe fn pack_blocks<U: Unit>(
     words: usize,
     out: *mut f32,
 ) {
-    let mut flat = [0f32; 32 * DEQUANTISED];
-    for p in (0..words).step_by(DEQUANTISED / U::PER_WORD) {
+    let mut flat = [0f32; 32 * LONGEST];
+    let piece = if w.comes_whole() { LONGEST } else { DEQUANTISED };
+    for p in (0..words).step_by(piece / U::PER_WORD) {
         let first = steps.start + p * U::PER_WORD;
-        let count = DEQUANTISED.min(steps.end.saturating_sub(first));
-        let some = (DEQUANTISED / U::PER_WORD).min(words - p);
+        let count = piece.min(steps.end.saturating_sub(first));
+        let some = (piece / U::PER_WORD).min(words - p);
         // SAFETY: the caller's promise; no panel has more than 32 columns.
         unsafe {
             for (i, col) in columns.clone().enumerate() {
-                let to = &mut flat[i * DEQUANTISED..][..count];
+                let to = &mut flat[i * piece..][..count];
                 w.dequantise(u.simd(), col, first, to);
             }
-            let row = |i: usize| flat.as_ptr().wrapping_add(i * DEQUANTISED).cast();
+            let row = |i: usize| flat.as_ptr().wrapping_add(i * piece).cast();
             pack_transposed::<U, F32>(u, U::COLS, columns.len(), count, some, row, out.add(p * U::COLS));
         }
     }
@@ -175,6 +176,9 @@ unsafe fn pack_blocks<U: Unit>(
 
 /// Steps of a sum that are dequantised at a time; divides every `K_BLOCK`.
 const DEQUANTISED: usize = 128;
+
+/// The same of blocks that are only dequantised as a whole.
+const LONGEST: usize = 256;
 
 /// Some panels times some row tiles.
 struct Panels<'a> {

@@ -18,6 +18,7 @@ mod paged;
 mod row;
 mod row_blocks;
 mod row_columns;
+mod row_e4m3;
 mod row_exact;
 mod softmax;
 

@@ -145,6 +145,19 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_e4m3(self, p: *const u8) -> Self::V {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            // Its bits are those of an f16 that is 256 times smaller; but all ones are NaN.
+            let bits = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(p.cast())));
+            let bits = _mm_and_si128(bits, _mm_set1_epi16(0xbfff_u16 as i16));
+            let ones = _mm_set1_epi16(0x3f80);
+            let nan = _mm_cmpeq_epi16(_mm_and_si128(bits, ones), ones);
+            _mm256_cvtph_ps(_mm_or_si128(bits, nan))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: Self::V) {
         // SAFETY: the token, and the caller's promise.
         unsafe { _mm256_storeu_ps(p, v) }

@@ -146,6 +146,19 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_e4m3(self, p: *const u8) -> Self::V {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            // Its bits are those of an f16 that is 256 times smaller; but all ones are NaN.
+            let bits = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast())));
+            let bits = _mm256_and_si256(bits, _mm256_set1_epi16(0xbfff_u16 as i16));
+            let ones = _mm256_set1_epi16(0x3f80);
+            let nan = _mm256_cmpeq_epi16(_mm256_and_si256(bits, ones), ones);
+            _mm512_cvtph_ps(_mm256_or_si256(bits, nan))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: Self::V) {
         // SAFETY: the token, and the caller's promise.
         unsafe { _mm512_storeu_ps(p, v) }

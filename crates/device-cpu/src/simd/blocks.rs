@@ -35,6 +35,11 @@ pub(crate) unsafe fn dequantise<S: Simd>(_: S, dtype: DType, row: *const u8, fir
     }
 }
 
+/// Whether [`dequantise`] has loops for parts of its blocks.
+pub(super) fn in_parts(dtype: DType) -> bool {
+    matches!(dtype, DType::Q8_0 | DType::Q4_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K)
+}
+
 /// [`dequantise`] for any block type, by whole blocks: those that `out` has in part only go by way of the stack.
 ///
 /// # Safety

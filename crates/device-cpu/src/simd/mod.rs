@@ -6,6 +6,8 @@
 //! not inlined there is compiled without the instructions, right but many times slower. That includes the body
 //! of a closure unless it is small: a closure that does arithmetic on vectors is best written as a function.
 
+use turbospark_tensor::e4m3_to_f32;
+
 pub(crate) mod blocks;
 pub(crate) mod bytes;
 pub(crate) mod math;
@@ -115,6 +117,20 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// As [`Simd::load`].
     unsafe fn load_f16(self, p: *const u16) -> Self::V;
+    /// Loads E4M3 and widens it, divided by 256.
+    ///
+    /// # Safety
+    /// As [`Simd::load`].
+    #[inline(always)]
+    unsafe fn load_e4m3(self, p: *const u8) -> Self::V {
+        let mut wide = [0f32; 16];
+        for (i, w) in wide.iter_mut().enumerate().take(Self::LANES) {
+            // SAFETY: the caller's promise.
+            *w = e4m3_to_f32(unsafe { *p.add(i) }) * (1.0 / 256.0);
+        }
+        // SAFETY: no vector has more than 16 lanes.
+        unsafe { self.load(wide.as_ptr()) }
+    }
     /// Stores `LANES` elements.
     ///
     /// # Safety

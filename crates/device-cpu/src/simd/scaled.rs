@@ -22,6 +22,18 @@ pub(crate) struct Row {
     pub form: ScaledForm,
 }
 
+impl Row {
+    /// Scale `g`.
+    ///
+    /// # Safety
+    /// It is readable.
+    #[inline(always)]
+    pub(crate) unsafe fn scale(&self, g: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { scale(self.scales, self.dtype, g) }
+    }
+}
+
 /// Scale or bias `g`.
 ///
 /// # Safety
@@ -73,7 +85,7 @@ fn signed(code: u8) -> f32 {
 }
 
 /// Elements that are unpacked at a time.
-const STEP: usize = 32;
+pub(super) const STEP: usize = 32;
 
 /// [`dequantise`] for codes of so many bits.
 ///
@@ -138,7 +150,7 @@ unsafe fn step<const BITS: usize>(
 /// # Safety
 /// They are readable.
 #[inline(always)]
-unsafe fn unpack<const BITS: usize>(p: *const u8) -> [u8; STEP] {
+pub(super) unsafe fn unpack<const BITS: usize>(p: *const u8) -> [u8; STEP] {
     let mut out = [0; STEP];
     // SAFETY: the caller's promise; arrays of bytes.
     unsafe {
@@ -151,26 +163,44 @@ unsafe fn unpack<const BITS: usize>(p: *const u8) -> [u8; STEP] {
                     out[2 * i + 1] = bytes[i] >> 4;
                 }
             }
-            2 => {
-                let bytes: &[u8; 8] = &*p.cast();
-                for i in 0..8 {
-                    for j in 0..4 {
-                        out[4 * i + j] = bytes[i] >> (2 * j) & 3;
-                    }
-                }
-            }
             _ => {
-                // Eight codes are so many bytes.
                 for (i, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-                    let mut eight = [0; 8];
-                    eight[..BITS].copy_from_slice(std::slice::from_raw_parts(p.add(BITS * i), BITS));
-                    let word = u64::from_le_bytes(eight);
-                    for (j, o) in out.iter_mut().enumerate() {
-                        *o = (word >> (BITS * j)) as u8 & ((1 << BITS) - 1) as u8;
-                    }
+                    *out = spread::<BITS>(read::<BITS>(p.add(BITS * i))).to_le_bytes();
                 }
             }
         }
     }
     out
+}
+
+/// `BITS` bytes, the first lowest.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+unsafe fn read<const BITS: usize>(p: *const u8) -> u64 {
+    // In at most two reads, which lie within: a copy of an odd length is a call.
+    // SAFETY: the caller's promise; the reads are unaligned.
+    unsafe {
+        let two = |at: usize| u64::from(u16::from_le(p.add(at).cast::<u16>().read_unaligned()));
+        let four = || u64::from(u32::from_le(p.cast::<u32>().read_unaligned()));
+        match BITS {
+            2 => two(0),
+            3 => two(0) | u64::from(*p.add(2)) << 16,
+            5 => four() | u64::from(*p.add(4)) << 32,
+            _ => four() | two(4) << 32,
+        }
+    }
+}
+
+/// Eight codes, one after the other in the low bits, to a byte each: by halves, three times.
+#[inline(always)]
+fn spread<const BITS: usize>(codes: u64) -> u64 {
+    let step = |v: u64, count: usize, mask: u64| {
+        let low = ((1u64 << (count * BITS)) - 1) * mask;
+        (v & low) | (v & low << (count * BITS)) << (count * (8 - BITS))
+    };
+    let v = step(codes, 4, 1);
+    let v = step(v, 2, 1 | 1 << 32);
+    step(v, 1, 1 | 1 << 16 | 1 << 32 | 1 << 48)
 }

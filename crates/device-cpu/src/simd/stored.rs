@@ -165,6 +165,11 @@ impl Weight {
         self.dtype.is_block() || self.scales.is_some()
     }
 
+    /// Whether part of a block takes as long as all of it to dequantise.
+    pub(crate) fn comes_whole(&self) -> bool {
+        self.dtype.is_block() && !super::blocks::in_parts(self.dtype)
+    }
+
     /// Dequantises elements `first..first + out.len()` of row `r` of an `[n, k]` weight, as the reference does; those of
     /// a plain weight are widened.
     ///

@@ -2,9 +2,11 @@
 
 use std::arch::x86_64::*;
 
+use turbospark_tensor::DType;
+
 use super::super::Simd;
 use super::super::avx2::Avx2;
-use super::{ByteTask, Bytes};
+use super::{ByteTask, Bytes, Spread};
 
 /// AVX2, with AVX-VNNI where `VNNI`.
 #[derive(Clone, Copy)]
@@ -119,6 +121,44 @@ impl<const VNNI: bool> Bytes for Avx2Bytes<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn load_nibbles(self, p: *const u8) -> Self::V {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            let half = |p: *const u8| {
+                let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+                _mm256_or_si256(wide, _mm256_slli_epi16::<4>(wide))
+            };
+            self.and([half(p), half(p.add(16))], 15)
+        }
+    }
+
+    #[inline(always)]
+    fn lookup(self, v: Self::V, table: &[u8; 16]) -> Self::V {
+        // SAFETY: the token; an array of sixteen bytes.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            [_mm256_shuffle_epi8(table, v[0]), _mm256_shuffle_epi8(table, v[1])]
+        }
+    }
+
+    #[inline(always)]
+    fn spread_bits(self, bits: u64, value: u8) -> Self::V {
+        let half = |bits: i32| {
+            op!({
+                // The byte that holds each bit, and in it that bit alone.
+                let from = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+                let each = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+                let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), from);
+                let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, each), each);
+                _mm256_and_si256(set, _mm256_set1_epi8(value as i8))
+            })
+        };
+        [half(bits as i32), half((bits >> 32) as i32)]
+    }
+
+    const WIDE: bool = VNNI;
+
+    #[inline(always)]
     unsafe fn dots(self, mut sums: Self::I, q: &[Self::V; 4], x: *const i8) -> Self::I {
         for (h, sum) in sums.iter_mut().enumerate() {
             // SAFETY: the token, and the caller's promise.
@@ -221,6 +261,28 @@ impl<const VNNI: bool> Bytes for Avx2Bytes<VNNI> {
             let bytes = _mm_shuffle_epi8(_mm_loadu_si128(p.cast()), order);
             let wide = |v| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v));
             [wide(bytes), wide(_mm_unpackhi_epi64(bytes, bytes))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(self, p: *const u8, dtype: DType, spread: &Spread) -> Self::F {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            let few = match (dtype.size(), spread.count) {
+                (2, 2) => _mm_cvtsi32_si128(p.cast::<i32>().read_unaligned()),
+                (2, 4) => _mm_loadl_epi64(p.cast()),
+                (2, 8) => _mm_loadu_si128(p.cast()),
+                _ => return self.scales_singly(p, dtype, spread),
+            };
+            let wide = match dtype {
+                DType::F16 => _mm256_cvtph_ps(few),
+                _ => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(few))),
+            };
+            let lanes = |at: usize| {
+                let index = _mm256_loadu_si256(spread.index.as_ptr().add(at).cast());
+                _mm256_permutevar8x32_ps(wide, index)
+            };
+            [lanes(0), lanes(8)]
         }
     }
 

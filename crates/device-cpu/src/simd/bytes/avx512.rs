@@ -2,8 +2,10 @@
 
 use std::arch::x86_64::*;
 
+use turbospark_tensor::DType;
+
 use super::super::avx512::Avx512;
-use super::{ByteTask, Bytes};
+use super::{ByteTask, Bytes, Spread};
 
 /// AVX-512, with VNNI where `VNNI`.
 #[derive(Clone, Copy)]
@@ -140,6 +142,28 @@ impl<const VNNI: bool> Bytes for Avx512Bytes<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn load_nibbles(self, p: *const u8) -> __m512i {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            let wide = _mm512_cvtepu8_epi16(_mm256_loadu_si256(p.cast()));
+            self.and(_mm512_or_si512(wide, _mm512_slli_epi16::<4>(wide)), 15)
+        }
+    }
+
+    #[inline(always)]
+    fn lookup(self, v: __m512i, table: &[u8; 16]) -> __m512i {
+        // SAFETY: the token; an array of sixteen bytes.
+        unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), v) }
+    }
+
+    #[inline(always)]
+    fn spread_bits(self, bits: u64, value: u8) -> __m512i {
+        op!(_mm512_maskz_set1_epi8(bits, value as i8))
+    }
+
+    const WIDE: bool = VNNI;
+
+    #[inline(always)]
     unsafe fn dots(self, sums: __m512i, q: &[__m512i; 4], x: *const i8) -> __m512i {
         // SAFETY: the token, and the caller's promise.
         unsafe {
@@ -229,6 +253,39 @@ impl<const VNNI: bool> Bytes for Avx512Bytes<VNNI> {
             let order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
             let bytes = _mm_shuffle_epi8(_mm_loadu_si128(p.cast()), order);
             [_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(self, p: *const u8, dtype: DType, spread: &Spread) -> [__m512; 1] {
+        let mask = ((1u32 << spread.count) - 1) as u16;
+        // SAFETY: the token, and the caller's promise; nothing is read that the mask leaves out.
+        unsafe {
+            let wide = match dtype {
+                DType::F32 => _mm512_maskz_loadu_ps(mask, p.cast()),
+                DType::BF16 => {
+                    let bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p.cast()));
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+                }
+                DType::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, p.cast())),
+                DType::F8_E8M0 => {
+                    let bytes = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, p.cast()));
+                    // 2^-127 is half of the least exponent, and 255 is NaN and not infinite.
+                    let half = _mm512_set1_epi32(1 << 22);
+                    let bits = _mm512_max_epu32(_mm512_slli_epi32::<23>(bytes), half);
+                    let nan = _mm512_cmpeq_epi32_mask(bytes, _mm512_set1_epi32(255));
+                    _mm512_castsi512_ps(_mm512_mask_or_epi32(bits, nan, bits, half))
+                }
+                _ => {
+                    // As f16, whose exponents count from 15 and not from 7.
+                    let bytes = _mm256_cvtepi8_epi16(_mm_maskz_loadu_epi8(mask, p.cast()));
+                    let bits = _mm256_and_si256(_mm256_slli_epi16::<7>(bytes), _mm256_set1_epi16(0xbfff_u16 as i16));
+                    let ones = _mm256_set1_epi16(0x3f80);
+                    let nan = _mm256_cmpeq_epi16(_mm256_and_si256(bits, ones), ones);
+                    _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(bits, nan)), _mm512_set1_ps(256.0))
+                }
+            };
+            [_mm512_permutexvar_ps(_mm512_loadu_si512(spread.index.as_ptr().cast()), wide)]
         }
     }
 

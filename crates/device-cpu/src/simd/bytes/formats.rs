@@ -1,9 +1,8 @@
-//! The block formats as superblocks of 256 codes with scales a lane.
+//! Block formats as superblocks of 256 codes with scales a lane; here those whose blocks have 32 elements.
 //!
-//! `turbospark_tensor::block` has their layouts. An element is `scale (q - 2^SHIFT)`, or `scale q - min` where a
-//! format has mins.
+//! `turbospark_tensor::block` has their layouts. An element is `scale value(q)`, plus `min` where a format has mins.
 
-use super::{Bytes, SUPER};
+use super::{Bytes, SUPER, block};
 
 /// A superblock, unpacked.
 #[derive(Clone, Copy)]
@@ -12,8 +11,21 @@ pub(crate) struct Unpacked<B: Bytes> {
     pub q: [B::V; 4],
     /// A factor a lane.
     pub scale: B::F,
-    /// What is subtracted, negated, a lane; zero of a format without mins.
+    /// What is added, a lane; zero of a format without mins.
     pub min: B::F,
+}
+
+/// What codes stand for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Values {
+    /// Themselves, 0 to 63.
+    Small,
+    /// Themselves less a power of two; 0 to 63.
+    Less(u32),
+    /// Signed bytes.
+    Signed,
+    /// Unsigned bytes.
+    Wide,
 }
 
 /// A block format.
@@ -22,12 +34,10 @@ pub(crate) trait Format: Copy + Send + Sync + 'static {
     const BLOCK: usize;
     /// Bytes of a block.
     const BLOCK_BYTES: usize;
-    /// Whether its codes are signed bytes.
-    const SIGNED: bool = false;
+    /// What its codes stand for, once unpacked.
+    const VALUES: Values;
     /// Whether it has mins.
     const MINS: bool = false;
-    /// The code of zero, as a power of two; of a format with signed codes what flips their sign bit.
-    const SHIFT: u32;
 
     /// Bytes of a superblock.
     const BYTES: usize = SUPER / Self::BLOCK * Self::BLOCK_BYTES;
@@ -46,8 +56,7 @@ pub(crate) struct Q8_0;
 impl Format for Q8_0 {
     const BLOCK: usize = 32;
     const BLOCK_BYTES: usize = 34;
-    const SIGNED: bool = true;
-    const SHIFT: u32 = 7;
+    const VALUES: Values = Values::Signed;
 
     #[inline(always)]
     unsafe fn unpack<B: Bytes>(b: B, p: *const u8) -> Unpacked<B> {
@@ -63,6 +72,40 @@ impl Format for Q8_0 {
     }
 }
 
+/// Half bytes of eight blocks, `stride` bytes from one to the next: a block's low halves, then its high ones.
+///
+/// # Safety
+/// Sixteen bytes of each are readable.
+#[inline(always)]
+pub(super) unsafe fn halves<B: Bytes>(b: B, p: *const u8, stride: usize) -> [B::V; 4] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut q = [b.load_twice(p, p.add(stride)); 4];
+        for (i, q) in q.iter_mut().enumerate() {
+            let p = p.add(2 * i * stride);
+            *q = b.and(b.shift::<0, 4, 0, 4>(b.load_twice(p, p.add(stride))), 15);
+        }
+        q
+    }
+}
+
+/// The same with a fifth bit, those of a block in four bytes before them.
+///
+/// # Safety
+/// As [`halves`], and the four bytes.
+#[inline(always)]
+unsafe fn fifths<B: Bytes>(b: B, p: *const u8, stride: usize) -> [B::V; 4] {
+    // SAFETY: the caller's promise; the reads are unaligned.
+    unsafe {
+        let mut q = halves(b, p, stride);
+        let bits = |i: usize| u64::from(u32::from_le(p.add(i * stride).sub(4).cast::<u32>().read_unaligned()));
+        for (i, q) in q.iter_mut().enumerate() {
+            *q = b.or(*q, b.spread_bits(bits(2 * i) | bits(2 * i + 1) << 32, 16));
+        }
+        q
+    }
+}
+
 /// A scale and half bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Q4_0;
@@ -70,103 +113,140 @@ pub(crate) struct Q4_0;
 impl Format for Q4_0 {
     const BLOCK: usize = 32;
     const BLOCK_BYTES: usize = 18;
-    const SHIFT: u32 = 3;
+    const VALUES: Values = Values::Less(3);
 
     #[inline(always)]
     unsafe fn unpack<B: Bytes>(b: B, p: *const u8) -> Unpacked<B> {
         // SAFETY: within the superblock.
         unsafe {
-            let mut q = [b.load_twice(p.add(2), p.add(20)); 4];
-            for (i, q) in q.iter_mut().enumerate() {
-                let two = b.load_twice(p.add(36 * i + 2), p.add(36 * i + 20));
-                *q = b.and(b.shift::<0, 4, 0, 4>(two), 15);
-            }
-            let q = b.transpose(q);
+            let q = b.transpose(halves(b, p.add(2), 18));
             Unpacked { q, scale: b.scales_f16(p, 18), min: b.splat(0.0) }
         }
     }
 }
 
-/// The factors of `Q4_K` and `Q5_K`: of codes, and of mins, negated.
-///
-/// # Safety
-/// The sixteen bytes are readable.
+/// A scale, a min and half bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Q4_1;
+
+impl Format for Q4_1 {
+    const BLOCK: usize = 32;
+    const BLOCK_BYTES: usize = 20;
+    const VALUES: Values = Values::Small;
+    const MINS: bool = true;
+
+    #[inline(always)]
+    unsafe fn unpack<B: Bytes>(b: B, p: *const u8) -> Unpacked<B> {
+        // SAFETY: within the superblock.
+        unsafe {
+            let q = b.transpose(halves(b, p.add(4), 20));
+            Unpacked { q, scale: b.scales_f16(p, 20), min: b.scales_f16(p.add(2), 20) }
+        }
+    }
+}
+
+/// A scale and five bits.
+#[derive(Clone, Copy)]
+pub(crate) struct Q5_0;
+
+impl Format for Q5_0 {
+    const BLOCK: usize = 32;
+    const BLOCK_BYTES: usize = 22;
+    const VALUES: Values = Values::Less(4);
+
+    #[inline(always)]
+    unsafe fn unpack<B: Bytes>(b: B, p: *const u8) -> Unpacked<B> {
+        // SAFETY: within the superblock.
+        unsafe {
+            let q = b.transpose(fifths(b, p.add(6), 22));
+            Unpacked { q, scale: b.scales_f16(p, 22), min: b.splat(0.0) }
+        }
+    }
+}
+
+/// A scale, a min and five bits.
+#[derive(Clone, Copy)]
+pub(crate) struct Q5_1;
+
+impl Format for Q5_1 {
+    const BLOCK: usize = 32;
+    const BLOCK_BYTES: usize = 24;
+    const VALUES: Values = Values::Small;
+    const MINS: bool = true;
+
+    #[inline(always)]
+    unsafe fn unpack<B: Bytes>(b: B, p: *const u8) -> Unpacked<B> {
+        // SAFETY: within the superblock.
+        unsafe {
+            let q = b.transpose(fifths(b, p.add(8), 24));
+            Unpacked { q, scale: b.scales_f16(p, 24), min: b.scales_f16(p.add(2), 24) }
+        }
+    }
+}
+
+/// What the codes of `IQ4_NL` and `IQ4_XS` stand for, as bytes.
+pub(super) const CURVE: [u8; 16] = {
+    let curve = [-127i8, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+    let (mut bytes, mut i) = ([0; 16], 0);
+    while i < 16 {
+        bytes[i] = curve[i] as u8;
+        i += 1;
+    }
+    bytes
+};
+
+/// Twice an E2M1 float, and 16 more.
+pub(super) const E2M1: [u8; 16] = [16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4];
+
+/// A table's entries for codes.
 #[inline(always)]
-unsafe fn k_scales<B: Bytes>(b: B, p: *const u8) -> (B::F, B::F) {
-    // SAFETY: the caller's promise; the reads are unaligned.
-    let [head, low, mid, high] = unsafe { p.cast::<[u32; 4]>().read_unaligned() }.map(u32::from_le);
-    let (six, four, two) = (0x3f3f_3f3f, 0x0f0f_0f0f, 0x0303_0303);
-    let join = |first: u32, last: u32| u64::from(first) | u64::from(last) << 32;
-    let scales = join(low & six, high & four | (low >> 6 & two) << 4);
-    let mins = join(mid & six, high >> 4 & four | (mid >> 6 & two) << 4);
-    let (d, dmin) = (b.half(head as u16), b.half((head >> 16) as u16));
-    (b.mul(b.scales_u8(scales), b.splat(d)), b.mul(b.scales_u8(mins), b.splat(-dmin)))
+pub(super) fn lookup<B: Bytes>(b: B, mut q: [B::V; 4], table: &[u8; 16]) -> [B::V; 4] {
+    for q in &mut q {
+        *q = b.lookup(*q, table);
+    }
+    q
 }
 
-/// Half bytes, scales and mins.
+/// A scale and half bytes that stand for points of a curve.
 #[derive(Clone, Copy)]
-pub(crate) struct Q4K;
+pub(crate) struct Iq4Nl;
 
-impl Format for Q4K {
-    const BLOCK: usize = 256;
-    const BLOCK_BYTES: usize = 144;
-    const MINS: bool = true;
-    const SHIFT: u32 = 0;
+impl Format for Iq4Nl {
+    const BLOCK: usize = 32;
+    const BLOCK_BYTES: usize = 18;
+    const VALUES: Values = Values::Signed;
 
     #[inline(always)]
     unsafe fn unpack<B: Bytes>(b: B, p: *const u8) -> Unpacked<B> {
         // SAFETY: within the superblock.
         unsafe {
-            let (scale, min) = k_scales(b, p);
-            Unpacked { q: b.k_codes(p.add(16), None), scale, min }
+            let q = b.transpose(lookup(b, halves(b, p.add(2), 18), &CURVE));
+            Unpacked { q, scale: b.scales_f16(p, 18), min: b.splat(0.0) }
         }
     }
 }
 
-/// As [`Q4K`], with a fifth bit.
+/// A power of two and four-bit floats.
 #[derive(Clone, Copy)]
-pub(crate) struct Q5K;
+pub(crate) struct MxFp4;
 
-impl Format for Q5K {
-    const BLOCK: usize = 256;
-    const BLOCK_BYTES: usize = 176;
-    const MINS: bool = true;
-    const SHIFT: u32 = 0;
+impl Format for MxFp4 {
+    const BLOCK: usize = 32;
+    const BLOCK_BYTES: usize = 17;
+    const VALUES: Values = Values::Less(4);
 
     #[inline(always)]
     unsafe fn unpack<B: Bytes>(b: B, p: *const u8) -> Unpacked<B> {
         // SAFETY: within the superblock.
         unsafe {
-            let (scale, min) = k_scales(b, p);
-            Unpacked { q: b.k_codes(p.add(48), Some(p.add(16))), scale, min }
-        }
-    }
-}
-
-/// Six bits, scales of sixteen elements.
-#[derive(Clone, Copy)]
-pub(crate) struct Q6K;
-
-impl Format for Q6K {
-    const BLOCK: usize = 256;
-    const BLOCK_BYTES: usize = 210;
-    const SHIFT: u32 = 5;
-
-    #[inline(always)]
-    unsafe fn unpack<B: Bytes>(b: B, p: *const u8) -> Unpacked<B> {
-        // SAFETY: within the superblock.
-        unsafe {
-            let mut q = [b.load(p); 4];
-            for h in 0..2 {
-                let low = b.load(p.add(64 * h));
-                let bits = b.load_halves(p.add(128 + 32 * h), p.add(128 + 32 * h));
-                q[2 * h] = b.or(b.and(low, 15), b.and(b.shift::<-4, -4, -2, -2>(bits), 48));
-                let high = b.shift::<4, 4, 4, 4>(low);
-                q[2 * h + 1] = b.or(b.and(high, 15), b.and(b.shift::<0, 0, 2, 2>(bits), 48));
+            let q = b.transpose(lookup(b, halves(b, p.add(1), 17), &E2M1));
+            let mut scale = [0f32; 16];
+            for (lane, scale) in scale.iter_mut().enumerate() {
+                // 2^(e - 128), the code being twice the value: from e = 1 down it is subnormal.
+                let e = u32::from(*p.add(17 * block(lane)));
+                *scale = f32::from_bits(if e < 2 { 1 << (21 + e) } else { (e - 1) << 23 });
             }
-            let d = b.half(p.add(208).cast::<u16>().read_unaligned());
-            let scale = b.mul(b.scales_i8(p.add(192)), b.splat(d));
-            Unpacked { q: b.transpose(q), scale, min: b.splat(0.0) }
+            Unpacked { q, scale: b.load_f32(scale.as_ptr()), min: b.splat(0.0) }
         }
     }
 }

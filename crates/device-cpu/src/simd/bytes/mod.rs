@@ -5,11 +5,15 @@
 //! unpacked in the order of their elements, 64 to a vector; [`Bytes::transpose`] then gives lane `4 r + j` the
 //! group `4 j + r` (quarter `r` of vector `j`), four elements a vector. Activations are stored in that order.
 
-use super::Simd;
+use turbospark_tensor::DType;
+
+use super::{Simd, scaled};
 use crate::isa::Kernels;
 
 pub(crate) mod formats;
+pub(crate) mod k_formats;
 mod portable;
+pub(crate) mod rows;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -29,6 +33,15 @@ pub(crate) const fn group(lane: usize) -> usize {
 /// The block of 32 elements that a lane's group lies in.
 pub(crate) const fn block(lane: usize) -> usize {
     group(lane) / 2
+}
+
+/// Scales in a row, and which of them each lane takes.
+#[derive(Clone, Copy)]
+pub(crate) struct Spread {
+    /// Of sixteen lanes, below `count`.
+    pub index: [u32; 16],
+    /// Scales, at most sixteen.
+    pub count: usize,
 }
 
 /// 64 bytes, sixteen i32 and sixteen f32, and what the row kernels need of them.
@@ -95,11 +108,46 @@ pub(crate) trait Bytes: Copy + Send + Sync + 'static {
         }
     }
 
+    /// Loads 64 half bytes, the low half of a byte first.
+    ///
+    /// # Safety
+    /// 32 bytes are readable.
+    unsafe fn load_nibbles(self, p: *const u8) -> Self::V;
+    /// Each byte's entry of a table; they are below 16.
+    fn lookup(self, v: Self::V, table: &[u8; 16]) -> Self::V;
+    /// `value` in each byte whose bit is set.
+    fn spread_bits(self, bits: u64, value: u8) -> Self::V;
+
+    /// Whether [`Bytes::dots`] takes any unsigned bytes.
+    const WIDE: bool;
+
     /// Adds to each lane of `sums` the products of its four bytes, for all four vectors. `q` is 0 to 63, `x` not -128.
     ///
     /// # Safety
     /// 256 bytes of `x` are readable.
     unsafe fn dots(self, sums: Self::I, q: &[Self::V; 4], x: *const i8) -> Self::I;
+    /// The sums of `q x` with any unsigned `q`.
+    ///
+    /// # Safety
+    /// As [`Bytes::dots`].
+    #[inline(always)]
+    unsafe fn dots_wide(self, q: &[Self::V; 4], x: *const i8) -> Self::F {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if Self::WIDE {
+                return self.to_f32(self.dots(self.zeros(), q, x));
+            }
+            let (mut low, mut high) = (*q, *q);
+            for (low, high) in low.iter_mut().zip(&mut high) {
+                *high = self.and(self.shift::<6, 6, 6, 6>(*low), 3);
+                *low = self.and(*low, 63);
+            }
+            let low = self.to_f32(self.dots(self.zeros(), &low, x));
+            let high = self.to_f32(self.dots(self.zeros(), &high, x));
+            self.fma(high, self.splat(64.0), low)
+        }
+    }
+
     /// The sums of `q x` with signed `q`, given the lanes of `-128 sum x`, which it needs where bytes are unsigned.
     ///
     /// # Safety
@@ -130,6 +178,30 @@ pub(crate) trait Bytes: Copy + Send + Sync + 'static {
     /// # Safety
     /// They are readable.
     unsafe fn scales_i8(self, p: *const u8) -> Self::F;
+
+    /// Scales of a float type, F8_E8M0 or F8_E4M3, spread to the lanes.
+    ///
+    /// # Safety
+    /// `spread.count` scales are readable.
+    unsafe fn scales(self, p: *const u8, dtype: DType, spread: &Spread) -> Self::F;
+
+    /// [`Bytes::scales`] one by one.
+    ///
+    /// # Safety
+    /// As [`Bytes::scales`].
+    #[inline(always)]
+    unsafe fn scales_singly(self, p: *const u8, dtype: DType, spread: &Spread) -> Self::F {
+        let (mut wide, mut lanes) = ([0f32; 16], [0f32; 16]);
+        for (g, wide) in wide.iter_mut().enumerate().take(spread.count) {
+            // SAFETY: the caller's promise.
+            *wide = unsafe { scaled::scale(p, dtype, g) };
+        }
+        for (lane, &g) in lanes.iter_mut().zip(&spread.index) {
+            *lane = wide[g as usize & 15];
+        }
+        // SAFETY: an array of sixteen.
+        unsafe { self.load_f32(lanes.as_ptr()) }
+    }
 
     /// `x` in every lane.
     #[inline(always)]

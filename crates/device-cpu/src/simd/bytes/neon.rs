@@ -3,9 +3,11 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
+use turbospark_tensor::DType;
+
 use super::super::Simd;
 use super::super::neon::Neon;
-use super::{ByteTask, Bytes};
+use super::{ByteTask, Bytes, Spread};
 
 /// NEON, with the dot product instructions where `DOT`.
 #[derive(Clone, Copy)]
@@ -159,6 +161,43 @@ impl<const DOT: bool> Bytes for NeonBytes<DOT> {
     }
 
     #[inline(always)]
+    unsafe fn load_nibbles(self, p: *const u8) -> Four {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            let (a, b) = (vld1q_u8(p), vld1q_u8(p.add(16)));
+            let halves = |v: uint8x16_t| (vandq_u8(v, vdupq_n_u8(15)), vshrq_n_u8::<4>(v));
+            let ((a, a2), (b, b2)) = (halves(a), halves(b));
+            [vzip1q_u8(a, a2), vzip2q_u8(a, a2), vzip1q_u8(b, b2), vzip2q_u8(b, b2)]
+        }
+    }
+
+    #[inline(always)]
+    fn lookup(self, mut v: Four, table: &[u8; 16]) -> Four {
+        // SAFETY: the token; an array of sixteen bytes.
+        let table = unsafe { vld1q_u8(table.as_ptr()) };
+        for v in &mut v {
+            *v = op!(vqtbl1q_u8(table, *v));
+        }
+        v
+    }
+
+    #[inline(always)]
+    fn spread_bits(self, bits: u64, value: u8) -> Four {
+        let mut out = [op!(vdupq_n_u8(0)); 4];
+        for (r, out) in out.iter_mut().enumerate() {
+            *out = op!({
+                let [low, high, ..] = (bits >> (16 * r)).to_le_bytes();
+                let each = vcreate_u8(0x8040_2010_0804_0201);
+                let set = vtstq_u8(vcombine_u8(vdup_n_u8(low), vdup_n_u8(high)), vcombine_u8(each, each));
+                vandq_u8(set, vdupq_n_u8(value))
+            });
+        }
+        out
+    }
+
+    const WIDE: bool = false;
+
+    #[inline(always)]
     unsafe fn dots(self, mut sums: Self::I, q: &[Four; 4], x: *const i8) -> Self::I {
         for (i, q) in q.iter().enumerate() {
             for (r, sum) in sums.iter_mut().enumerate() {
@@ -232,6 +271,12 @@ impl<const DOT: bool> Bytes for NeonBytes<DOT> {
             let wide = |v: int16x4_t| vcvtq_f32_s32(vmovl_s16(v));
             [wide(vget_low_s16(low)), wide(vget_high_s16(low)), wide(vget_low_s16(high)), wide(vget_high_s16(high))]
         }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(self, p: *const u8, dtype: DType, spread: &Spread) -> Self::F {
+        // SAFETY: the caller's promise.
+        unsafe { self.scales_singly(p, dtype, spread) }
     }
 
     #[inline(always)]

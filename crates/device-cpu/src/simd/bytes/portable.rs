@@ -1,10 +1,11 @@
 //! Bytes in plain Rust.
 
 use half::f16;
+use turbospark_tensor::DType;
 
 use super::super::Simd;
 use super::super::portable::Portable;
-use super::{Bytes, block, group};
+use super::{Bytes, Spread, block, group};
 
 /// See [`Portable`].
 #[derive(Clone, Copy)]
@@ -94,6 +95,30 @@ impl Bytes for PortableBytes {
     }
 
     #[inline(always)]
+    unsafe fn load_nibbles(self, p: *const u8) -> Bytes64 {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { p.cast::<[u8; 32]>().read_unaligned() };
+        let mut v = [0; 64];
+        for i in 0..32 {
+            v[2 * i] = bytes[i] & 15;
+            v[2 * i + 1] = bytes[i] >> 4;
+        }
+        v
+    }
+
+    #[inline(always)]
+    fn lookup(self, v: Bytes64, table: &[u8; 16]) -> Bytes64 {
+        v.map(|x| table[x as usize & 15])
+    }
+
+    #[inline(always)]
+    fn spread_bits(self, bits: u64, value: u8) -> Bytes64 {
+        std::array::from_fn(|i| if bits >> i & 1 == 1 { value } else { 0 })
+    }
+
+    const WIDE: bool = true;
+
+    #[inline(always)]
     unsafe fn dots(self, mut sums: Self::I, q: &[Bytes64; 4], x: *const i8) -> Self::I {
         for (i, q) in q.iter().enumerate() {
             // SAFETY: the caller's promise.
@@ -154,6 +179,12 @@ impl Bytes for PortableBytes {
         // SAFETY: the caller's promise.
         let all = unsafe { p.cast::<[i8; 16]>().read_unaligned() };
         [std::array::from_fn(|i| all[group(i)] as f32), std::array::from_fn(|i| all[group(8 + i)] as f32)]
+    }
+
+    #[inline(always)]
+    unsafe fn scales(self, p: *const u8, dtype: DType, spread: &Spread) -> Self::F {
+        // SAFETY: the caller's promise.
+        unsafe { self.scales_singly(p, dtype, spread) }
     }
 
     #[inline(always)]
