@@ -1,276 +1,24 @@
-//! From a checkpoint's names to a model's weights.
-//!
-//! Every tensor is claimed by name and shape, and what is left over is refused: a tensor that nobody asked
-//! for belongs to a slightly different model.
+//! The names under which a model's tensors are published.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
-use turbospark_device::{Buffer, Device, DeviceError, Mapping, ReferenceDevice, WeightLayout};
+use turbospark_device::WeightLayout;
 use turbospark_tensor::mutant::{Mutant, active};
-use turbospark_tensor::quant::requantise;
 use turbospark_tensor::{DType, Shape};
-use turbospark_weights::{Checkpoint, Claims, FileId, Linear, Piece, Scaled};
+use turbospark_weights::Linear;
 
+use super::Loader;
+use crate::Result;
 use crate::blocks::attention::AttentionWeights;
 use crate::blocks::delta::DeltaWeights;
 use crate::blocks::mlp::{DenseWeights, Mlp, MoeWeights, ResidentExperts};
 use crate::blocks::vision_block::{BlockWeights, MergerWeights, NormWeights};
 use crate::config::{Config, DeltaConfig, LayerKind, MlpKind, MoeConfig, TextConfig, VisionConfig};
-use crate::quant::{Quant, Role, requantise_transposed};
+use crate::quant::Role;
 use crate::rope::TextRope;
 use crate::trunk::{Layer, Mixer, Norm, Trunk};
 use crate::vision_tower::VisionTower;
-use crate::weight::{Affine, Matrix, ScaledTensors, Weight};
-use crate::{ModelError, Result};
-
-/// Parts of published checkpoints that are known and not run: the multi-token prediction head.
-const KNOWN_SKIPS: &[&str] = &["mtp.", "model.mtp.", "model.language_model.mtp."];
-
-/// A tower and a trunk, ready to run on the device they were loaded to.
-#[derive(Debug)]
-pub struct Model {
-    /// What `config.json` says.
-    pub config: Config,
-    /// The decoder.
-    pub trunk: Trunk,
-    /// The vision tower; `None` in a text-only checkpoint.
-    pub vision: Option<VisionTower>,
-    /// Tensors of heads that are known and not run.
-    pub skipped_tensors: usize,
-}
-
-impl Model {
-    /// Brings a checkpoint's weights to `device`: the file's own pages where the device can use them, copies
-    /// elsewhere.
-    ///
-    /// # Errors
-    /// A tensor that is missing, unknown or misshapen, by name and with both shapes; the device's.
-    pub fn load(config: Config, checkpoint: &Checkpoint, device: &dyn Device) -> Result<Self> {
-        Self::load_as(config, checkpoint, device, &LoadAs::default())
-    }
-
-    /// As [`Model::load`], with the trunk's linear weights quantised as they are brought.
-    ///
-    /// # Errors
-    /// As [`Model::load`]; a weight that is not finite or too large for its format, by name.
-    pub fn load_as(config: Config, checkpoint: &Checkpoint, device: &dyn Device, how: &LoadAs) -> Result<Self> {
-        let loader = Loader { device, how: *how, claims: checkpoint.claims(), files: HashMap::new(), plan: None };
-        loader.load(config).map(|(model, _)| model)
-    }
-}
-
-/// A tensor that a model asks for, and what becomes of it.
-#[derive(Clone, Debug)]
-pub struct Planned {
-    /// Its published name.
-    pub name: String,
-    /// Where it comes from.
-    pub source: Linear,
-    /// The block format that it is quantised to; `None` where it stays as it is stored.
-    pub target: Option<DType>,
-    /// Whether it is stored `[.., in, out]`.
-    pub in_out: bool,
-}
-
-/// The tensors of a model in the order in which a pass uses them, without bringing one.
-///
-/// # Errors
-/// As [`Model::load_as`], but for what only the tensors' bytes show.
-pub fn plan(config: Config, checkpoint: &Checkpoint, how: &LoadAs) -> Result<Vec<Planned>> {
-    let (claims, plan) = (checkpoint.claims(), Some(Vec::new()));
-    let loader = Loader { device: &ReferenceDevice, how: *how, claims, files: HashMap::new(), plan };
-    loader.load(config).map(|(_, plan)| plan)
-}
-
-/// How weights are brought to a device.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct LoadAs {
-    /// Formats to quantise the trunk to; what is quantised already stays as it is.
-    pub quant: Option<Quant>,
-    /// Formats to quantise the vision tower to.
-    pub vision_quant: Option<Quant>,
-    /// Whether what is quantised already is quantised again.
-    pub requantise: bool,
-    /// Threads that quantise; the number changes no bit. `None` takes the processors that the process may use.
-    pub threads: Option<usize>,
-}
-
-struct Loader<'a> {
-    device: &'a dyn Device,
-    how: LoadAs,
-    claims: Claims<'a>,
-    /// Mapped files that the device uses in place; `None` where it can't.
-    files: HashMap<FileId, Option<Arc<Buffer>>>,
-    /// Where tensors are listed and not brought.
-    plan: Option<Vec<Planned>>,
-}
+use crate::weight::{Affine, Matrix};
 
 impl Loader<'_> {
-    fn load(mut self, config: Config) -> Result<(Model, Vec<Planned>)> {
-        let vision = config.vision.as_ref().map(|v| self.tower(v)).transpose()?;
-        let deepstack_blocks = config.vision.as_ref().map_or(Vec::new(), |v| v.deepstack_visual_indexes.clone());
-        let trunk = self.trunk(&config, deepstack_blocks)?;
-        let skipped_tensors = self.claims.finish(KNOWN_SKIPS)?;
-        Ok((Model { config, trunk, vision, skipped_tensors }, self.plan.unwrap_or_default()))
-    }
-
-    /// Lists a tensor where there is a plan.
-    fn planned(&mut self, name: &str, source: &Linear, target: Option<DType>, in_out: bool) -> Result<Option<Matrix>> {
-        let Some(plan) = &mut self.plan else { return Ok(None) };
-        plan.push(Planned { name: name.to_owned(), source: source.clone(), target, in_out });
-        let nothing = Arc::new(self.device.alloc(name, 0)?);
-        Ok(Some(Matrix::Plain(Weight::new(nothing, 0, DType::F32, source.shape()))))
-    }
-
-    /// A tensor of floats, such as a norm.
-    fn take(&mut self, name: &str, dims: &[usize]) -> Result<Weight> {
-        let piece = self.claims.take(name, Shape::new(dims))?;
-        match self.planned(name, &Linear::Piece(piece.clone()), None, false)? {
-            Some(Matrix::Plain(weight)) => Ok(weight),
-            _ => self.bring(name, &piece),
-        }
-    }
-
-    fn bring(&mut self, name: &str, piece: &Piece) -> Result<Weight> {
-        let checkpoint = self.claims.checkpoint();
-        if let Piece::Place(place) = piece
-            && let Some(buffer) = self.adopted(place.file)?
-        {
-            let offset = usize::try_from(place.offset).map_err(|_| too_large(name))?;
-            return Ok(Weight::new(buffer, offset, place.dtype, place.shape));
-        }
-        let bytes = usize::try_from(piece.length()).map_err(|_| too_large(name))?;
-        let buffer = self.device.alloc(name, bytes)?;
-        let fill = |out: &mut [u8]| checkpoint.fill(piece, out).map_err(std::io::Error::other);
-        self.device.fill(buffer.bytes(), &mut { fill })?;
-        Ok(Weight::new(Arc::new(buffer), 0, piece.dtype(), piece.shape()))
-    }
-
-    /// A file's own pages, where the device can use them.
-    fn adopted(&mut self, file: FileId) -> Result<Option<Arc<Buffer>>> {
-        if let Some(known) = self.files.get(&file) {
-            return Ok(known.clone());
-        }
-        let mapping: Mapping = self.claims.checkpoint().map(file)?;
-        let adopted = self.device.adopt(mapping)?.map(Arc::new);
-        self.files.insert(file, adopted.clone());
-        Ok(adopted)
-    }
-
-    /// A linear weight or table `[out, in]`, quantised where that is asked for and its rows are whole blocks.
-    fn linear(&mut self, name: &str, dims: &[usize], role: Role) -> Result<Matrix> {
-        self.linear_as(name, dims, self.how.quant, role)
-    }
-
-    fn linear_as(&mut self, name: &str, dims: &[usize], quant: Option<Quant>, role: Role) -> Result<Matrix> {
-        let linear = self.claims.take_linear(name, Shape::new(dims))?;
-        let Some(dtype) = self.format(&linear, quant, role, dims[dims.len() - 1]) else {
-            return self.bring_linear(name, &linear);
-        };
-        let linear = match linear {
-            Linear::Scaled(_) => Linear::Piece(self.claims.take(name, Shape::new(dims))?),
-            piece => piece,
-        };
-        self.quantised(name, &linear, dtype, linear.shape(), false)
-    }
-
-    /// A linear weight in the form that it is stored in.
-    fn stored(&mut self, name: &str, dims: &[usize]) -> Result<Matrix> {
-        let linear = self.claims.take_linear(name, Shape::new(dims))?;
-        self.bring_linear(name, &linear)
-    }
-
-    fn bring_linear(&mut self, name: &str, linear: &Linear) -> Result<Matrix> {
-        self.bring_laid_out(name, linear, WeightLayout::OutIn)
-    }
-
-    fn bring_laid_out(&mut self, name: &str, linear: &Linear, layout: WeightLayout) -> Result<Matrix> {
-        if let Some(planned) = self.planned(name, linear, None, layout == WeightLayout::InOut)? {
-            return Ok(planned);
-        }
-        match linear {
-            Linear::Piece(piece) => Ok(Matrix::Plain(self.bring(name, piece)?)),
-            Linear::Scaled(Scaled { shape, codes, scales, biases, form }) => Ok(Matrix::Scaled(ScaledTensors {
-                shape: *shape,
-                codes: self.bring(name, codes)?,
-                scales: self.bring(name, scales)?,
-                biases: biases.as_ref().map(|b| self.bring(name, b)).transpose()?,
-                form: *form,
-            })),
-        }
-    }
-
-    /// A linear weight of the tower of which ops take ranges of `part` outputs: those that share a scale across such a
-    /// border are widened.
-    fn in_parts(&mut self, name: &str, dims: &[usize], part: usize) -> Result<Matrix> {
-        match self.claims.take_linear(name, Shape::new(dims))? {
-            Linear::Scaled(s) if s.form.rows() > 1 && !part.is_multiple_of(s.form.rows()) => {
-                let piece = self.claims.take(name, Shape::new(dims))?;
-                self.bring_linear(name, &Linear::Piece(piece))
-            }
-            _ => self.linear_as(name, dims, self.how.vision_quant, Role::Linear),
-        }
-    }
-
-    /// What a tensor with rows of `row` is quantised to.
-    fn format(&self, linear: &Linear, quant: Option<Quant>, role: Role, row: usize) -> Option<DType> {
-        let float = matches!(linear, Linear::Piece(piece) if piece.dtype().is_float());
-        quant.filter(|_| float || self.how.requantise)?.of(role, row)
-    }
-
-    /// The tensor as blocks of `dtype`, with `shape`; `transposed` when its columns become rows.
-    fn quantised(
-        &mut self,
-        name: &str,
-        linear: &Linear,
-        dtype: DType,
-        shape: Shape,
-        transposed: bool,
-    ) -> Result<Matrix> {
-        if let Some(planned) = self.planned(name, linear, Some(dtype), transposed)? {
-            return Ok(planned);
-        }
-        let Linear::Piece(piece) = linear else { unreachable!("only one tensor is quantised") };
-        let len = dtype.bytes(shape.elements()).ok_or_else(|| too_large(name))?;
-        let bytes = self.bytes(name, piece)?;
-        let (from, sides) = (piece.dtype(), piece.shape());
-        let threads = self.how.threads.or_else(|| std::thread::available_parallelism().ok().map(|n| n.get()));
-        let threads = threads.unwrap_or(1);
-        let buffer = self.device.alloc(name, len)?;
-        let mut refused = None;
-        let filled = self.device.fill(buffer.bytes(), &mut |out| {
-            let done = match transposed {
-                true => requantise_transposed(&bytes, from, sides, dtype, threads, out),
-                false => requantise(&bytes, from, dtype, threads, out),
-            };
-            done.map_err(|e| {
-                refused = Some(e);
-                std::io::Error::other("not quantised")
-            })
-        });
-        if let Some(source) = refused {
-            return Err(ModelError::Quant { name: name.to_owned(), source });
-        }
-        filled?;
-        Ok(Matrix::Plain(Weight::new(Arc::new(buffer), 0, dtype, shape)))
-    }
-
-    /// A tensor's bytes, in place where it lies in a file.
-    fn bytes(&self, name: &str, piece: &Piece) -> Result<Bytes> {
-        let checkpoint = self.claims.checkpoint();
-        let Piece::Place(place) = piece else {
-            let mut bytes = vec![0; usize::try_from(piece.length()).map_err(|_| too_large(name))?];
-            checkpoint.fill(piece, &mut bytes)?;
-            return Ok(Bytes::Made(bytes));
-        };
-        let mapping = checkpoint.map(place.file)?;
-        let range = || Some(usize::try_from(place.offset).ok()?..usize::try_from(place.offset + place.length).ok()?);
-        let whole = <turbospark_weights::Mapping as AsRef<[u8]>>::as_ref(&mapping).len();
-        let range = range().filter(|r| r.end <= whole).ok_or_else(|| too_large(name))?;
-        Ok(Bytes::Mapped(mapping, range))
-    }
-
     fn affine(&mut self, name: &str, out: usize, inner: usize) -> Result<Affine> {
         Ok(Affine {
             weight: self.linear_as(&format!("{name}.weight"), &[out, inner], self.how.vision_quant, Role::Linear)?,
@@ -285,7 +33,7 @@ impl Loader<'_> {
         })
     }
 
-    fn tower(&mut self, c: &VisionConfig) -> Result<VisionTower> {
+    pub(super) fn tower(&mut self, c: &VisionConfig) -> Result<VisionTower> {
         const V: &str = "model.visual";
         let (d, side) = (c.hidden_size, c.patch_size);
         let kernel = [d, c.in_channels, c.temporal_patch_size, side, side];
@@ -328,7 +76,7 @@ impl Loader<'_> {
         })
     }
 
-    fn trunk(&mut self, config: &Config, deepstack_blocks: Vec<usize>) -> Result<Trunk> {
+    pub(super) fn trunk(&mut self, config: &Config, deepstack_blocks: Vec<usize>) -> Result<Trunk> {
         let c = &config.text;
         // Text-only exports leave `language_model` out.
         let nested = "model.language_model";
@@ -510,25 +258,4 @@ impl Loader<'_> {
             _ => Ok(linear),
         }
     }
-}
-
-/// A tensor's bytes.
-enum Bytes {
-    Mapped(Arc<turbospark_weights::Mapping>, std::ops::Range<usize>),
-    Made(Vec<u8>),
-}
-
-impl std::ops::Deref for Bytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Bytes::Mapped(mapping, range) => &(**mapping).as_ref()[range.clone()],
-            Bytes::Made(bytes) => bytes,
-        }
-    }
-}
-
-fn too_large(name: &str) -> ModelError {
-    ModelError::Device(DeviceError::Unsupported(format!("tensor {name:?} does not fit this machine's address space")))
 }

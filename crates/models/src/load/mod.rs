@@ -1,0 +1,112 @@
+//! From a checkpoint's names to a model's weights.
+//!
+//! Every tensor is claimed by name and shape (`names.rs`), and what is left over is refused: a tensor that nobody asked
+//! for belongs to a slightly different model. What is claimed is brought to the device (`bring.rs`), or only listed.
+
+mod bring;
+mod names;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use turbospark_device::{Buffer, Device, ReferenceDevice};
+use turbospark_tensor::DType;
+use turbospark_weights::{Checkpoint, Claims, FileId, Linear};
+
+use crate::Result;
+use crate::config::Config;
+use crate::quant::Quant;
+use crate::trunk::Trunk;
+use crate::vision_tower::VisionTower;
+
+/// Parts of published checkpoints that are known and not run: the multi-token prediction head.
+const KNOWN_SKIPS: &[&str] = &["mtp.", "model.mtp.", "model.language_model.mtp."];
+
+/// A tower and a trunk, ready to run on the device they were loaded to.
+#[derive(Debug)]
+pub struct Model {
+    /// What `config.json` says.
+    pub config: Config,
+    /// The decoder.
+    pub trunk: Trunk,
+    /// The vision tower; `None` in a text-only checkpoint.
+    pub vision: Option<VisionTower>,
+    /// Tensors of heads that are known and not run.
+    pub skipped_tensors: usize,
+}
+
+impl Model {
+    /// Brings a checkpoint's weights to `device`: the file's own pages where the device can use them, copies
+    /// elsewhere.
+    ///
+    /// # Errors
+    /// A tensor that is missing, unknown or misshapen, by name and with both shapes; the device's.
+    pub fn load(config: Config, checkpoint: &Checkpoint, device: &dyn Device) -> Result<Self> {
+        Self::load_as(config, checkpoint, device, &LoadAs::default())
+    }
+
+    /// As [`Model::load`], with the trunk's linear weights quantised as they are brought.
+    ///
+    /// # Errors
+    /// As [`Model::load`]; a weight that is not finite or too large for its format, by name.
+    pub fn load_as(config: Config, checkpoint: &Checkpoint, device: &dyn Device, how: &LoadAs) -> Result<Self> {
+        let loader = Loader { device, how: *how, claims: checkpoint.claims(), files: HashMap::new(), plan: None };
+        loader.load(config).map(|(model, _)| model)
+    }
+}
+
+/// A tensor that a model asks for, and what becomes of it.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// Its published name.
+    pub name: String,
+    /// Where it comes from.
+    pub source: Linear,
+    /// The block format that it is quantised to; `None` where it stays as it is stored.
+    pub target: Option<DType>,
+    /// Whether it is stored `[.., in, out]`.
+    pub in_out: bool,
+}
+
+/// The tensors of a model in the order in which a pass uses them, without bringing one.
+///
+/// # Errors
+/// As [`Model::load_as`], but for what only the tensors' bytes show.
+pub fn plan(config: Config, checkpoint: &Checkpoint, how: &LoadAs) -> Result<Vec<Planned>> {
+    let (claims, plan) = (checkpoint.claims(), Some(Vec::new()));
+    let loader = Loader { device: &ReferenceDevice, how: *how, claims, files: HashMap::new(), plan };
+    loader.load(config).map(|(_, plan)| plan)
+}
+
+/// How weights are brought to a device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LoadAs {
+    /// Formats to quantise the trunk to; what is quantised already stays as it is.
+    pub quant: Option<Quant>,
+    /// Formats to quantise the vision tower to.
+    pub vision_quant: Option<Quant>,
+    /// Whether what is quantised already is quantised again.
+    pub requantise: bool,
+    /// Threads that quantise; the number changes no bit. `None` takes the processors that the process may use.
+    pub threads: Option<usize>,
+}
+
+struct Loader<'a> {
+    device: &'a dyn Device,
+    how: LoadAs,
+    claims: Claims<'a>,
+    /// Mapped files that the device uses in place; `None` where it can't.
+    files: HashMap<FileId, Option<Arc<Buffer>>>,
+    /// Where tensors are listed and not brought.
+    plan: Option<Vec<Planned>>,
+}
+
+impl Loader<'_> {
+    fn load(mut self, config: Config) -> Result<(Model, Vec<Planned>)> {
+        let vision = config.vision.as_ref().map(|v| self.tower(v)).transpose()?;
+        let deepstack_blocks = config.vision.as_ref().map_or(Vec::new(), |v| v.deepstack_visual_indexes.clone());
+        let trunk = self.trunk(&config, deepstack_blocks)?;
+        let skipped_tensors = self.claims.finish(KNOWN_SKIPS)?;
+        Ok((Model { config, trunk, vision, skipped_tensors }, self.plan.unwrap_or_default()))
+    }
+}
