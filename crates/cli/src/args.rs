@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 use turbospark::device::Precision;
-use turbospark::{Cancel, DeviceChoice, GenerateOptions, KvFormat, LoadOptions, Mmproj, Quant, Sampling};
+use turbospark::{
+    Cancel, DeviceChoice, GenerateOptions, KvFormat, LoadOptions, Mmproj, Quant, ResidencyChoice, Sampling,
+};
 
 use crate::commands::{bench, chat, inspect, list, pack, preprocess, pull, read, rm, run, trace};
 use crate::outcome::Usage;
@@ -122,6 +124,17 @@ pub struct LoadArgs {
     /// Vision tower of a .gguf model, or none to read text alone [default: the mmproj file beside the model]
     #[arg(long, value_name = "FILE|none", value_parser = mmproj)]
     mmproj: Option<Mmproj>,
+    /// The most memory that the program may use, such as 6GiB: what doesn't fit is read again as it is used; slower, and
+    /// the same to the bit [default: no ceiling]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    memory: Option<u64>,
+    /// Where weights live: auto, mapped, loaded or streamed
+    #[arg(long, value_name = "WHERE", default_value = "auto", hide_default_value = true,
+          value_parser = str::parse::<ResidencyChoice>)]
+    residency: ResidencyChoice,
+    /// Shrink images that --memory leaves no room for, rather than refuse them
+    #[arg(long)]
+    fit_images: bool,
     /// Tokens that prompt and answer may have together [default: the model's, at most 16384]
     #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 2..=MOST))]
     context: Option<usize>,
@@ -142,6 +155,9 @@ impl LoadArgs {
     pub fn options(&self) -> LoadOptions {
         LoadOptions {
             mmproj: self.mmproj.clone().unwrap_or_default(),
+            memory: self.memory,
+            residency: self.residency,
+            fit_images: self.fit_images,
             context: self.context,
             sequences: 1,
             min_pixels: self.min_pixels,
@@ -251,6 +267,22 @@ pub fn precision(text: &str) -> Result<Precision, String> {
         "auto" => Ok(Precision::Auto),
         _ => Err("expected f32 or auto".into()),
     }
+}
+
+/// `6GiB`, `512M`, `1.5g`: binary units, as memory has them.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text[number.len()..].to_ascii_lowercase().trim_end_matches("ib").trim_end_matches('b') {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err("expected a size such as 6GiB or 512M".into()),
+    };
+    let size = number.trim().parse::<f64>().ok().filter(|n| *n > 0.0 && *n < 1e9);
+    let size = size.ok_or("expected a size such as 6GiB or 512M")? * (1u64 << unit) as f64;
+    if size < f64::from(1 << 20) { Err("less than a MiB holds no model".into()) } else { Ok(size as u64) }
 }
 
 pub fn mmproj(text: &str) -> Result<Mmproj, std::convert::Infallible> {

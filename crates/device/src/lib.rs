@@ -22,6 +22,8 @@ pub use buffer::{Buffer, View};
 pub use device::{Device, Mapping, Precision};
 pub use error::DeviceError;
 pub use limits::{Inputs, Limits, Peak};
-pub use op::{Activation, Expert, ExpertSource, LinearWeight, Op, ScaledWeight, Snapshot, Span, WeightLayout};
+pub use op::{
+    Activation, Expert, ExpertSource, LinearWeight, Op, ScaledWeight, Snapshot, Span, UnitSource, WeightLayout,
+};
 pub use pass::{Pass, Recorded, Scope, TapSink};
 pub use reference::ReferenceDevice;

@@ -157,4 +157,6 @@ record! {
     sigmoid_gate: SigmoidGate,
     router: Router,
     experts: Experts,
+    acquire: Acquire,
+    release: Release,
 }

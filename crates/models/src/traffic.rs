@@ -1,6 +1,6 @@
 //! How many bytes of weights a pass reads: what decoding is bound by.
 
-use crate::blocks::mlp::{DenseWeights, Mlp, ResidentExperts};
+use crate::blocks::mlp::{DenseWeights, Mlp, ResidentExperts, Routed};
 use crate::trunk::{Mixer, Trunk};
 use crate::weight::{Matrix, Weight};
 
@@ -42,12 +42,22 @@ impl Trunk {
         let per_row = self.config.moe.as_ref().map_or(0.0, |m| m.num_experts_per_tok as f64 / m.num_experts as f64);
         let used = 1.0 - (1.0 - per_row).powi(rows.try_into().unwrap_or(i32::MAX));
         let all = match &w.experts {
-            ResidentExperts::Fused { gate_up, down, .. } => gate_up.bytes() + down.bytes(),
-            ResidentExperts::Stacked { gate, up, down } => gate.bytes() + up.bytes() + down.bytes(),
-            ResidentExperts::Split(each) => each.iter().map(DenseWeights::bytes).sum(),
+            Routed::Pooled(experts) => experts.bytes(),
+            Routed::Awaited => 0.0,
+            Routed::Resident(experts) => experts.bytes(),
         };
         let shared = w.shared.as_ref().map_or(0.0, |(w, gate)| w.bytes() + gate.bytes());
         w.router.bytes() + used * all + shared
+    }
+}
+
+impl ResidentExperts {
+    fn bytes(&self) -> f64 {
+        match self {
+            ResidentExperts::Fused { gate_up, down, .. } => gate_up.bytes() + down.bytes(),
+            ResidentExperts::Stacked { gate, up, down } => gate.bytes() + up.bytes() + down.bytes(),
+            ResidentExperts::Split(each) => each.iter().map(DenseWeights::bytes).sum(),
+        }
     }
 }
 

@@ -1,6 +1,9 @@
 //! The decoder: one forward pass over a ragged batch.
 
-use turbospark_device::op::{Copy, Gather, Matmul, Zero};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use turbospark_device::op::{Acquire, Copy, Gather, Matmul, Release, Zero};
 use turbospark_device::{Buffer, Device, Pass, Span, TapSink, View};
 use turbospark_tensor::mutant::{Mutant, active};
 
@@ -12,6 +15,7 @@ use crate::cache::Cache;
 use crate::config::{Family, TextConfig};
 use crate::rope::TextRope;
 use crate::scratch::{Plan, Region, Scratch};
+use crate::stream::Ring;
 use crate::weight::{Matrix, Weight};
 use crate::{ModelError, Result, qwen3_5, qwen3_vl};
 
@@ -52,6 +56,9 @@ pub struct Trunk {
     pub(crate) rope: TextRope,
     /// Of the tower; only the mutants that misplace deepstack rows ask.
     pub(crate) deepstack_blocks: Vec<usize>,
+    /// Where streamed layers come from, and their units.
+    pub(crate) ring: Option<Arc<Ring>>,
+    pub(crate) units: HashMap<usize, usize>,
 }
 
 /// What every layer of one pass sees.
@@ -215,6 +222,13 @@ struct Inputs {
 }
 
 impl Trunk {
+    /// Bytes of work space for a pass over `rows` rows of a sequence of up to `context` tokens, of which one row's
+    /// logits are wanted.
+    pub fn work_bytes(config: &TextConfig, rows: usize, context: usize) -> usize {
+        let pages = context.div_ceil(crate::CacheShape::PAGE_LEN).max(1);
+        Layout::plan(config, config.rope.rotary_dim() / 2, rows, [1, pages], 1).bytes
+    }
+
     /// The configuration it was built from.
     pub fn config(&self) -> &TextConfig {
         &self.config
@@ -267,6 +281,10 @@ impl Trunk {
         self.record_start(&mut pass, batch, cache, layout.ids.of(buffer), &pieces, &step);
         for (i, layer) in self.layers.iter().enumerate() {
             pass.scope("decoder layer", i);
+            let streamed = self.ring.as_ref().zip(self.units.get(&i));
+            if let Some((source, &unit)) = streamed {
+                pass.acquire(Acquire { source: &**source, unit });
+            }
             pass.tap("hidden", i, step.x);
             let s = layout.layers(buffer, &self.config, i);
             if self.family.is_qwen35() {
@@ -274,6 +292,9 @@ impl Trunk {
             } else {
                 qwen3_vl::decoder_layer(&mut pass, layer, i, &s, cache, &step);
                 self.add_deepstack(&mut pass, i, &pieces, layout.iota.of(buffer), &step);
+            }
+            if let Some((source, &unit)) = streamed {
+                pass.release(Release { source: &**source, unit });
             }
         }
         pass.scope("output head", None);

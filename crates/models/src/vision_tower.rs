@@ -4,9 +4,10 @@
 //! some blocks. Patches come in merge-block order (four neighbours in a row), and so do their positions:
 //! raster order keeps every shape and scrambles the page.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use turbospark_device::op::{Gather, Matmul};
+use turbospark_device::op::{Acquire, Gather, Matmul, Release};
 use turbospark_device::{Buffer, Device, Pass, TapSink, View};
 use turbospark_tensor::DType;
 use turbospark_tensor::mutant::{Mutant, active};
@@ -17,6 +18,7 @@ use crate::blocks::vision_block::{
 use crate::config::VisionConfig;
 use crate::rope::VisionRope;
 use crate::scratch::{Plan, Region, Scratch};
+use crate::stream::Ring;
 use crate::weight::{Affine, Weight};
 use crate::{ModelError, Result};
 
@@ -32,6 +34,9 @@ pub struct VisionTower {
     pub(crate) merger: MergerWeights,
     /// In the order of `deepstack_visual_indexes`.
     pub(crate) deepstack_mergers: Vec<MergerWeights>,
+    /// Where streamed blocks come from, and their units.
+    pub(crate) ring: Option<Arc<Ring>>,
+    pub(crate) units: HashMap<usize, usize>,
 }
 
 /// An image, or a video's frames, for the tower.
@@ -120,8 +125,24 @@ impl VisionTower {
         &self.config
     }
 
+    /// Bytes of work space and output for an image of `patches`.
+    pub fn work_bytes(config: &VisionConfig, patches: usize) -> usize {
+        let tokens = patches / config.merge_unit();
+        let sets = 1 + config.deepstack_visual_indexes.len();
+        Self::plan_for(config, patches.max(1), Self::TILE_ROWS).bytes + 4 * sets * tokens * config.out_hidden_size
+    }
+
+    /// Whether its blocks are read anew for each call: then several images in one call share the reading.
+    pub fn is_streamed(&self) -> bool {
+        !self.units.is_empty()
+    }
+
     fn plan(&self, n: usize, tile: usize) -> Layout {
-        let (c, mut p) = (&self.config, Plan::default());
+        Self::plan_for(&self.config, n, tile)
+    }
+
+    fn plan_for(c: &VisionConfig, n: usize, tile: usize) -> Layout {
+        let mut p = Plan::default();
         let (tile, half) = (tile.min(n), c.head_dim() / 2);
         let (x, normed) = (p.f32(&[n, c.hidden_size]), p.f32(&[n, c.hidden_size]));
         let (cos, sin) = (p.f32(&[n, half]), p.f32(&[n, half]));
@@ -276,7 +297,14 @@ impl VisionTower {
         let set = |i: usize| out.narrow(0, i..i + 1).reshape([out.dim(1), out.dim(2)]);
         for (j, block) in self.blocks.iter().enumerate() {
             pass.scope("vision block", j);
+            let streamed = self.ring.as_ref().zip(self.units.get(&j));
+            if let Some((source, &unit)) = streamed {
+                pass.acquire(Acquire { source: &**source, unit });
+            }
             encode_block(pass, block, &s, &shape);
+            if let Some((source, &unit)) = streamed {
+                pass.release(Release { source: &**source, unit });
+            }
             pass.tap("block", j, x);
             let taps = self.config.deepstack_visual_indexes.iter().enumerate().filter(|&(_, &at)| at == j);
             for (k, _) in taps {

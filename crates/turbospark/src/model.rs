@@ -1,14 +1,17 @@
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use turbospark_device::Device;
 use turbospark_models::config::Config;
-use turbospark_models::{Cache, CacheShape, LoadAs, Scratch, Sequence};
+use turbospark_models::{Cache, CacheShape, LoadAs, Residency, Scratch, Sequence, UnitSizes};
 use turbospark_tensor::DType;
 use turbospark_text::{ChatTemplate, GenerationConfig, Placeholders, Tokenizer};
 use turbospark_vision::{DecodeLimits, ImageConfig, Picture};
 use turbospark_weights::{Checkpoint, Folder, Sidecar};
 
+use crate::memory::{Demand, MemoryPlan, resident_bytes};
 use crate::options::{LoadOptions, device};
 use crate::pool::Pool;
 use crate::{Error, PromptBuilder, PromptLimits, Result, Sampling, Session};
@@ -23,7 +26,7 @@ pub(crate) struct Inner {
     // Declared before the device: buffers go first.
     engine: Mutex<Engine>,
     pub(crate) model: turbospark_models::Model,
-    pub(crate) device: Box<dyn Device>,
+    pub(crate) device: Arc<dyn Device>,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) image_config: Option<ImageConfig>,
@@ -31,7 +34,22 @@ pub(crate) struct Inner {
     pub(crate) decode_limits: DecodeLimits,
     name: String,
     context: usize,
-    checkpoint: Checkpoint,
+    checkpoint: Arc<Checkpoint>,
+    memory: MemoryPlan,
+    fit_images: bool,
+}
+
+/// What was read of weights that stay on the disk, since the model was loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reads {
+    /// Bytes.
+    pub bytes: u64,
+    /// How long passes waited for them.
+    pub stalled: Duration,
+    /// Layers, blocks and experts that were there when they were used.
+    pub hits: u64,
+    /// Those that were not.
+    pub misses: u64,
 }
 
 /// What sequences share and take turns with.
@@ -86,14 +104,32 @@ impl Model {
             return Err(Error::Options(format!("{n} sequences were asked for; 1 to 4096 can be held")));
         }
 
-        let device = device(options)?;
+        let device: Arc<dyn Device> = device(options)?.into();
+        let checkpoint = Arc::new(checkpoint);
         let span = tracing::info_span!("load", model = %name, device = %device.name()).entered();
         let how = LoadAs { quant: options.quant, threads: options.threads, ..LoadAs::default() };
-        let model = turbospark_models::Model::load_as(config, &checkpoint, &*device, &how)?;
         let kv_dtype = options.kv.dtype(device.precision());
         let mut shape = CacheShape::for_sequences(options.sequences, context, kv_dtype);
         // A live state and a snapshot each.
-        shape.states = if model.config.text.delta.is_some() { 2 * options.sequences } else { 0 };
+        shape.states = if config.text.delta.is_some() { 2 * options.sequences } else { 0 };
+        let sizes = UnitSizes::of(&turbospark_models::plan(config.clone(), &checkpoint, &how)?);
+        let layout = image_config.as_ref().map(|i| i.layout.patch_size * i.layout.patch_size);
+        let demand = Demand {
+            config: &config,
+            sizes: &sizes,
+            ceiling: options.memory,
+            choice: options.residency,
+            program: resident_bytes(),
+            cache: shape.bytes(&config.text) as u64,
+            rows: Session::CHUNK.min(context),
+            context,
+            most_patches: image_config.as_ref().zip(layout).map_or(0, |(i, patch)| i.max_pixels / patch),
+        };
+        let memory = demand.plan()?;
+        let model = match memory.residency == Residency::default() {
+            true => turbospark_models::Model::load_as(config, &checkpoint, &*device, &how)?,
+            false => turbospark_models::Model::load_streamed(config, &checkpoint, &device, &how, &memory.residency)?,
+        };
         let engine = Engine::new(&*device, &model, shape)?;
         drop(span);
         let threads = options.threads.unwrap_or(1).clamp(1, 16);
@@ -111,6 +147,8 @@ impl Model {
                 name,
                 context,
                 checkpoint,
+                memory,
+                fit_images: options.fit_images,
             }),
         })
     }
@@ -128,6 +166,23 @@ impl Model {
     /// The checkpoint's files and tensors.
     pub fn checkpoint(&self) -> &Checkpoint {
         &self.inner.checkpoint
+    }
+
+    /// What memory is used for.
+    pub fn memory_plan(&self) -> &MemoryPlan {
+        &self.inner.memory
+    }
+
+    /// What was read of weights that stay on the disk; `None` where none do.
+    pub fn reads(&self) -> Option<Reads> {
+        let counters = self.inner.model.counters.as_ref()?;
+        let of = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        Some(Reads {
+            bytes: of(&counters.bytes),
+            stalled: Duration::from_nanos(of(&counters.stalled)),
+            hits: of(&counters.hits),
+            misses: of(&counters.misses),
+        })
     }
 
     /// Tensors of heads that are known and not run.
@@ -193,8 +248,25 @@ impl Model {
                 config.clone().with_limits(min, max).map_err(|source| Error::Image { number, source: source.into() })?
             }
         };
-        turbospark_vision::preprocess(bytes, &config, &self.inner.decode_limits)
-            .map_err(|source| Error::Image { number, source })
+        let most = self.inner.memory.most_patches;
+        let pixels = most.saturating_mul(config.layout.patch_size.pow(2));
+        let config = match self.inner.fit_images && config.max_pixels > pixels {
+            true => {
+                let fitted = config.clone().with_limits(Some(config.min_pixels.min(pixels)), Some(pixels));
+                fitted.map_err(|source| Error::Image { number, source: source.into() })?
+            }
+            false => config,
+        };
+        let picture = turbospark_vision::preprocess(bytes, &config, &self.inner.decode_limits)
+            .map_err(|source| Error::Image { number, source })?;
+        let patches = picture.grid.patches();
+        if patches > most {
+            return Err(Error::Unsupported(format!(
+                "image {number} takes {patches} patches, and the memory that was given leaves room for {most}: \
+                 --fit-images shrinks it to {pixels} pixels, a larger --memory takes it as it is"
+            )));
+        }
+        Ok(picture)
     }
 
     /// A prompt with images and text, one turn after the other.

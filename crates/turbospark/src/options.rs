@@ -4,6 +4,7 @@ use turbospark_device::{Device, Precision};
 use turbospark_models::{KvFormat, Quant};
 use turbospark_weights::gguf::Mmproj;
 
+use crate::memory::ResidencyChoice;
 use crate::{Error, Result};
 
 /// Which device runs the model.
@@ -52,6 +53,12 @@ pub struct LoadOptions {
     pub quant: Option<Quant>,
     /// Where the vision tower of a GGUF model is looked for.
     pub mmproj: Mmproj,
+    /// The most memory that the process may use, weights and caches and all; `None` sets no ceiling.
+    pub memory: Option<u64>,
+    /// Where weights live.
+    pub residency: ResidencyChoice,
+    /// Shrink images that are too large for the memory, rather than refuse them.
+    pub fit_images: bool,
     /// How keys and values are kept in the cache.
     pub kv: KvFormat,
     /// Tokens that a sequence may have, images and answer included; `None` takes the checkpoint's, at most
@@ -90,6 +97,9 @@ impl Default for LoadOptions {
             precision: Precision::Auto,
             quant: None,
             mmproj: Mmproj::Beside,
+            memory: None,
+            residency: ResidencyChoice::Auto,
+            fit_images: false,
             kv: KvFormat::Auto,
             context: None,
             sequences: 4,

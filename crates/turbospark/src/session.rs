@@ -265,6 +265,67 @@ impl Session {
         Ok(done)
     }
 
+    /// Images whose tower is read from the disk: as many in one call as the plan has room for, so that they share the
+    /// reading.
+    fn encode_together(
+        &mut self,
+        prompt: &Prompt,
+        wanted: Vec<usize>,
+        digests: &[[u8; 32]],
+        cancel: &Cancel,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<()> {
+        let of = wanted.len();
+        let mut distinct: Vec<usize> = Vec::new();
+        for i in wanted {
+            if !distinct.iter().any(|&j| digests[j] == digests[i]) {
+                distinct.push(i);
+            }
+        }
+        let most = self.model.memory_plan().most_patches;
+        let (mut done, mut rest) = (0, distinct.as_slice());
+        while !rest.is_empty() {
+            if cancel.is_cancelled() {
+                return Err(Error::Cancelled);
+            }
+            progress(Progress::Encode { images: done, of });
+            let mut patches = 0;
+            let fits = |&&i: &&usize| {
+                patches += prompt.visuals()[i].grid.patches();
+                patches <= most
+            };
+            let count = rest.iter().take_while(fits).count().max(1);
+            let (now, later) = rest.split_at(count);
+            let pixels: Vec<Vec<f32>> = now
+                .iter()
+                .map(|&i| match &prompt.visuals()[i].pixels {
+                    Pixels::Patches(patches) => patches.to_vec(),
+                    Pixels::Picture(picture) => picture.patches(),
+                })
+                .collect();
+            let inputs: Vec<VisionInput<'_>> = now
+                .iter()
+                .zip(&pixels)
+                .map(|(&i, patches)| {
+                    let grid = prompt.visuals()[i].grid;
+                    VisionInput { grid_thw: [grid.t, grid.h, grid.w], patches }
+                })
+                .collect();
+            let span = tracing::debug_span!("encode", images = count).entered();
+            let tower = self.model.inner.model.vision.as_ref().ok_or(ModelError::NoVision)?;
+            let mut engine = self.model.engine();
+            let rows = tower.encode(self.model.device(), &inputs, &mut engine.vision_scratch, None)?;
+            drop((span, engine));
+            for (&i, rows) in now.iter().zip(rows) {
+                self.visuals.insert(digests[i], rows);
+            }
+            done += count;
+            rest = later;
+        }
+        progress(Progress::Encode { images: of, of });
+        Ok(())
+    }
+
     /// Runs the tower for the images that have rows at or after `start` and are not there yet.
     fn encode(
         &mut self,
@@ -279,6 +340,10 @@ impl Session {
         wanted.dedup();
         wanted.retain(|&i| !self.visuals.contains_key(&digests[i]));
         let of = wanted.len();
+        let tower = self.model.inner.model.vision.as_ref();
+        if of > 1 && tower.is_some_and(turbospark_models::VisionTower::is_streamed) {
+            return self.encode_together(prompt, wanted, &digests, cancel, progress);
+        }
         for (n, i) in wanted.into_iter().enumerate() {
             if cancel.is_cancelled() {
                 return Err(Error::Cancelled);

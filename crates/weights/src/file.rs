@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
-use crate::{Error, Mapping, Result};
+use crate::{DirectFile, Error, Mapping, Result};
 
 /// One file of weights, held open so that a file swapped under its name is not read by mistake. Clones share it.
 #[derive(Clone, Debug)]
@@ -86,6 +86,22 @@ impl WeightFile {
         Ok(fresh)
     }
 
+    /// The file once more, for reads past the page cache.
+    ///
+    /// # Errors
+    /// When another file lies under its name by now.
+    pub fn direct(&self) -> Result<DirectFile> {
+        DirectFile::of(self)
+    }
+
+    /// Whether another handle is of the very same file.
+    pub(crate) fn is_same(&self, other: &File) -> io::Result<bool> {
+        match &*self.store {
+            Store::Memory(_) => Ok(false),
+            Store::File { file, .. } => same(file, other),
+        }
+    }
+
     /// Fills `out` from `offset` on, without mapping. Any number of threads may read at once.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let length = out.len() as u64;
@@ -103,6 +119,18 @@ impl WeightFile {
             }
         }
     }
+}
+
+#[cfg(unix)]
+fn same(a: &File, b: &File) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let [a, b] = [a.metadata()?, b.metadata()?];
+    Ok((a.dev(), a.ino()) == (b.dev(), b.ino()))
+}
+
+#[cfg(windows)]
+fn same(_: &File, _: &File) -> io::Result<bool> {
+    Ok(true)
 }
 
 #[cfg(unix)]

@@ -24,6 +24,7 @@
 
 mod checkpoint;
 mod claims;
+mod direct;
 mod error;
 mod file;
 mod folder;
@@ -37,6 +38,7 @@ mod readings;
 
 pub use checkpoint::{Checkpoint, Conventions, Entry, FileId, Foreign, Place};
 pub use claims::Claims;
+pub use direct::DirectFile;
 pub use error::{Error, HeaderError, TensorError};
 pub use file::WeightFile;
 pub use folder::{Folder, Sidecar};

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
-use turbospark::Model;
 use turbospark::config::{LayerKind, MlpKind, TextConfig, VisionConfig};
+use turbospark::{MemoryPlan, Model};
 use turbospark_hub::Bytes;
 
 use crate::args::LoadArgs;
@@ -25,6 +25,9 @@ pub struct InspectArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Show what memory would be used for, with --memory under that ceiling
+    #[arg(long)]
+    plan: bool,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -40,6 +43,15 @@ that this build can't run is refused with the tensor or key that is in the way."
 
 pub fn run(args: &InspectArgs) -> anyhow::Result<Outcome> {
     let path = args.path.as_deref().or(args.model.as_deref());
+    if args.plan {
+        // With the real context: the cache is part of the plan.
+        let model = model::open(path, &args.load.options())?;
+        match args.json {
+            true => console::print_json(&plan_object(model.memory_plan()))?,
+            false => console::print(&plan_table(model.memory_plan()))?,
+        }
+        return Ok(Outcome::Done);
+    }
     let model = model::open(path, &args.load.options_to_look())?;
     let facts = facts(&model, args.load.options().context);
     if args.json {
@@ -56,6 +68,42 @@ struct Group {
     tensors: usize,
     parameters: u64,
     bytes: u64,
+}
+
+fn plan_object(plan: &MemoryPlan) -> Value {
+    let terms: Vec<Value> = plan.terms.iter().map(|t| json!({"what": t.what, "bytes": t.bytes})).collect();
+    json!({
+        "ceiling": plan.ceiling,
+        "total": plan.total(),
+        "terms": terms,
+        "streamed_layers": plan.residency.layers,
+        "vision_streamed": plan.residency.vision,
+        "expert_slots": plan.residency.expert_slots,
+        "most_patches": plan.most_patches,
+        "read_per_token": plan.read_per_token,
+        "read_per_image": plan.read_per_image,
+    })
+}
+
+fn plan_table(plan: &MemoryPlan) -> String {
+    let mut out = String::new();
+    for term in &plan.terms {
+        out += &format!("{:>12}  {}\n", Bytes(term.bytes).to_string(), term.what);
+    }
+    out += &format!("{:>12}  in all\n", Bytes(plan.total()).to_string());
+    if let Some(ceiling) = plan.ceiling {
+        out += &format!("{:>12}  ceiling\n", Bytes(ceiling).to_string());
+    }
+    let residency = &plan.residency;
+    out += &match (residency.layers.len(), residency.expert_slots, residency.vision) {
+        (0, 0, false) => "\nall weights stay in memory\n".to_owned(),
+        _ => format!(
+            "\nread again: {} for each token, {} for each image\n",
+            Bytes(plan.read_per_token),
+            Bytes(plan.read_per_image)
+        ),
+    };
+    out
 }
 
 /// The part of a model that a tensor belongs to, by the words of its name.

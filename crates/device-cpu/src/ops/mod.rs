@@ -158,5 +158,10 @@ pub(crate) fn run(engine: &mut Engine, op: &Op<'_>) -> Done {
         Op::DeltaScan(op) => delta::delta_scan(engine, op),
         Op::Router(op) => experts::router(engine, op),
         Op::Experts(op) => experts::experts(engine, op),
+        Op::Acquire(op) => op.source.acquire(op.unit),
+        Op::Release(op) => {
+            op.source.release(op.unit);
+            Ok(())
+        }
     }
 }

@@ -11,6 +11,7 @@ mod dense;
 mod experts;
 mod mix;
 mod norm;
+mod unit;
 
 pub use data::{Copy, Gather, SigmoidGate, Zero};
 pub use delta::{CausalConv, DeltaGates, DeltaScan};
@@ -18,6 +19,7 @@ pub use dense::{Activation, GatedMatmul, LinearWeight, Matmul, ScaledWeight, Wei
 pub use experts::{Expert, ExpertSource, Experts, Router, UseExpert};
 pub use mix::{Attention, PagedAttention, Rope, Snapshot, Span, StoreKv};
 pub use norm::{LayerNorm, RmsNorm};
+pub use unit::{Acquire, Release, UnitSource};
 
 macro_rules! ops {
     ($($(#[doc = $doc:literal])* $name:ident,)*) => {
@@ -74,4 +76,8 @@ ops! {
     Router,
     /// A mixture of experts.
     Experts,
+    /// Waits for weights.
+    Acquire,
+    /// Gives weights back.
+    Release,
 }

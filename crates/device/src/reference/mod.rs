@@ -80,5 +80,10 @@ fn run(op: &Op<'_>) -> Result<(), DeviceError> {
         Op::DeltaScan(op) => delta::delta_scan(op),
         Op::Router(op) => dense::router(op),
         Op::Experts(op) => dense::experts(op),
+        Op::Acquire(op) => op.source.acquire(op.unit),
+        Op::Release(op) => {
+            op.source.release(op.unit);
+            Ok(())
+        }
     }
 }

@@ -7,6 +7,7 @@ use turbospark_device::op::{Experts, GatedMatmul, Matmul, Router, SigmoidGate, U
 use turbospark_device::{DeviceError, Expert, ExpertSource, LinearWeight, Pass, View, WeightLayout};
 use turbospark_tensor::mutant::{Mutant, active};
 
+use crate::stream::PooledExperts;
 use crate::trunk::Step;
 use crate::weight::Matrix;
 
@@ -23,7 +24,7 @@ pub(crate) struct DenseWeights {
 pub(crate) struct MoeWeights {
     /// `[experts, hidden]`.
     pub router: Matrix,
-    pub experts: ResidentExperts,
+    pub experts: Routed,
     pub width: usize,
     /// Whether the weights of a token's experts are divided by their sum.
     pub norm_topk_prob: bool,
@@ -72,7 +73,7 @@ pub(crate) fn mlp<'a>(pass: &mut Pass<'a>, w: &'a Mlp, s: &MlpScratch<'a>, layer
                 x: step.normed,
                 ids: r.ids,
                 weights: r.weights,
-                source: &w.experts,
+                source: w.experts.source(),
                 width: w.width,
                 residual: Some(x),
                 out: x,
@@ -114,6 +115,28 @@ fn dense<'a>(
         prompt_rows,
     });
     pass.matmul(Matmul { residual, prompt_rows, ..Matmul::new(inner, w.down.view(), out) });
+}
+
+/// Where a layer's experts are.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one a layer, and never moved")]
+pub(crate) enum Routed {
+    /// In memory.
+    Resident(ResidentExperts),
+    /// On the disk and, some of them, in a pool.
+    Pooled(PooledExperts),
+    /// In no pool yet: while a model is loaded.
+    Awaited,
+}
+
+impl Routed {
+    fn source(&self) -> &dyn ExpertSource {
+        match self {
+            Routed::Resident(experts) => experts,
+            Routed::Pooled(experts) => experts,
+            Routed::Awaited => unreachable!("a loaded model's experts are somewhere"),
+        }
+    }
 }
 
 /// A layer's experts, all in memory, in the layout the checkpoint has.

@@ -16,6 +16,7 @@ use turbospark_weights::{Checkpoint, Claims, FileId, Linear};
 use crate::Result;
 use crate::config::Config;
 use crate::quant::Quant;
+use crate::stream::{Counters, Pool, PooledExperts, Residency, Streamed};
 use crate::trunk::Trunk;
 use crate::vision_tower::VisionTower;
 
@@ -33,6 +34,8 @@ pub struct Model {
     pub vision: Option<VisionTower>,
     /// Tensors of heads that are known and not run.
     pub skipped_tensors: usize,
+    /// What was read since it was loaded; `None` where nothing stays on the disk.
+    pub counters: Option<Arc<Counters>>,
 }
 
 impl Model {
@@ -50,8 +53,25 @@ impl Model {
     /// # Errors
     /// As [`Model::load`]; a weight that is not finite or too large for its format, by name.
     pub fn load_as(config: Config, checkpoint: &Checkpoint, device: &dyn Device, how: &LoadAs) -> Result<Self> {
-        let loader = Loader { device, how: *how, claims: checkpoint.claims(), files: HashMap::new(), plan: None };
-        loader.load(config).map(|(model, _)| model)
+        Loader::new(device, how, checkpoint).load(config).map(|(model, _)| model)
+    }
+
+    /// As [`Model::load_as`], with a part of the model left on the disk.
+    ///
+    /// # Errors
+    /// As [`Model::load_as`]; weights that are to be quantised can't stay on the disk.
+    pub fn load_streamed(
+        config: Config,
+        checkpoint: &Arc<Checkpoint>,
+        device: &Arc<dyn Device>,
+        how: &LoadAs,
+        residency: &Residency,
+    ) -> Result<Self> {
+        let streamed = Streamed::new(&plan(config.clone(), checkpoint, how)?, residency, device, checkpoint)?;
+        let mut loader = Loader::new(&**device, how, checkpoint);
+        loader.loaded = residency.loaded;
+        loader.streamed = Some(streamed);
+        loader.load_with(config, Some((device, checkpoint))).map(|(model, _)| model)
     }
 }
 
@@ -73,8 +93,8 @@ pub struct Planned {
 /// # Errors
 /// As [`Model::load_as`], but for what only the tensors' bytes show.
 pub fn plan(config: Config, checkpoint: &Checkpoint, how: &LoadAs) -> Result<Vec<Planned>> {
-    let (claims, plan) = (checkpoint.claims(), Some(Vec::new()));
-    let loader = Loader { device: &ReferenceDevice, how: *how, claims, files: HashMap::new(), plan };
+    let mut loader = Loader::new(&ReferenceDevice, how, checkpoint);
+    loader.plan = Some(Vec::new());
     loader.load(config).map(|(_, plan)| plan)
 }
 
@@ -99,14 +119,64 @@ struct Loader<'a> {
     files: HashMap<FileId, Option<Arc<Buffer>>>,
     /// Where tensors are listed and not brought.
     plan: Option<Vec<Planned>>,
+    /// Whether tensors are copied although the device could use the file's pages.
+    loaded: bool,
+    /// What stays on the disk.
+    streamed: Option<Streamed>,
+    /// Experts that go to a pool, layer by layer.
+    pooled: Vec<Vec<crate::stream::ExpertReads>>,
 }
 
-impl Loader<'_> {
-    fn load(mut self, config: Config) -> Result<(Model, Vec<Planned>)> {
-        let vision = config.vision.as_ref().map(|v| self.tower(v)).transpose()?;
+impl<'a> Loader<'a> {
+    fn new(device: &'a dyn Device, how: &LoadAs, checkpoint: &'a Checkpoint) -> Self {
+        Loader {
+            device,
+            how: *how,
+            claims: checkpoint.claims(),
+            files: HashMap::new(),
+            plan: None,
+            loaded: false,
+            streamed: None,
+            pooled: Vec::new(),
+        }
+    }
+
+    fn load(self, config: Config) -> Result<(Model, Vec<Planned>)> {
+        self.load_with(config, None)
+    }
+
+    fn load_with(
+        mut self,
+        config: Config,
+        shared: Option<(&Arc<dyn Device>, &Arc<Checkpoint>)>,
+    ) -> Result<(Model, Vec<Planned>)> {
+        let mut vision = config.vision.as_ref().map(|v| self.tower(v)).transpose()?;
         let deepstack_blocks = config.vision.as_ref().map_or(Vec::new(), |v| v.deepstack_visual_indexes.clone());
-        let trunk = self.trunk(&config, deepstack_blocks)?;
+        let mut trunk = self.trunk(&config, deepstack_blocks)?;
         let skipped_tensors = self.claims.finish(KNOWN_SKIPS)?;
-        Ok((Model { config, trunk, vision, skipped_tensors }, self.plan.unwrap_or_default()))
+        let mut counters = None;
+        if let (Some(streamed), Some((device, checkpoint))) = (self.streamed, shared) {
+            if let Some(slots) = streamed.expert_slots {
+                let files = || crate::stream::direct_files(checkpoint);
+                let counters = streamed.counters.clone();
+                let pool = Pool::new(device.clone(), checkpoint.clone(), files, slots, self.pooled, counters)?;
+                let pool = Arc::new(pool);
+                let layers = trunk.layers.iter_mut().filter_map(|layer| match &mut layer.mlp {
+                    crate::blocks::mlp::Mlp::Moe(moe) => Some(moe),
+                    crate::blocks::mlp::Mlp::Dense(_) => None,
+                });
+                for (layer, moe) in layers.enumerate() {
+                    moe.experts = crate::blocks::mlp::Routed::Pooled(PooledExperts { pool: pool.clone(), layer });
+                }
+            }
+            trunk.ring.clone_from(&streamed.ring);
+            trunk.units = streamed.layers;
+            if let Some(tower) = &mut vision {
+                tower.ring = streamed.ring;
+                tower.units = streamed.vision;
+            }
+            counters = Some(streamed.counters);
+        }
+        Ok((Model { config, trunk, vision, skipped_tensors, counters }, self.plan.unwrap_or_default()))
     }
 }

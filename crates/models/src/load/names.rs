@@ -5,15 +5,16 @@ use turbospark_tensor::mutant::{Mutant, active};
 use turbospark_tensor::{DType, Shape};
 use turbospark_weights::Linear;
 
-use super::Loader;
+use super::{Loader, Planned};
 use crate::Result;
 use crate::blocks::attention::AttentionWeights;
 use crate::blocks::delta::DeltaWeights;
-use crate::blocks::mlp::{DenseWeights, Mlp, MoeWeights, ResidentExperts};
+use crate::blocks::mlp::{DenseWeights, Mlp, MoeWeights, ResidentExperts, Routed};
 use crate::blocks::vision_block::{BlockWeights, MergerWeights, NormWeights};
 use crate::config::{Config, DeltaConfig, LayerKind, MlpKind, MoeConfig, TextConfig, VisionConfig};
 use crate::quant::Role;
 use crate::rope::TextRope;
+use crate::stream::{ExpertReads, Part};
 use crate::trunk::{Layer, Mixer, Norm, Trunk};
 use crate::vision_tower::VisionTower;
 use crate::weight::{Affine, Matrix};
@@ -63,7 +64,8 @@ impl Loader<'_> {
         let deepstack_mergers = (0..c.deepstack_visual_indexes.len())
             .map(|k| self.merger(&format!("{V}.deepstack_merger_list.{k}"), c, true))
             .collect::<Result<Vec<_>>>()?;
-        Ok(VisionTower { config: c.clone(), patch_embed, pos_embed, blocks, merger, deepstack_mergers })
+        let (ring, units) = Default::default();
+        Ok(VisionTower { config: c.clone(), patch_embed, pos_embed, blocks, merger, deepstack_mergers, ring, units })
     }
 
     fn merger(&mut self, name: &str, c: &VisionConfig, postshuffle_norm: bool) -> Result<MergerWeights> {
@@ -93,7 +95,9 @@ impl Loader<'_> {
         let norm = self.norm(&format!("{root}.norm.weight"), c.hidden_size, c, one_plus)?;
         let lm_head = if tied { embed.clone() } else { self.linear("lm_head.weight", &table, Role::Head)? };
         let rope = TextRope::new(&c.rope);
-        Ok(Trunk { family: config.family, config: c.clone(), embed, layers, norm, lm_head, rope, deepstack_blocks })
+        let family = config.family;
+        let (ring, units) = Default::default();
+        Ok(Trunk { family, config: c.clone(), embed, layers, norm, lm_head, rope, deepstack_blocks, ring, units })
     }
 
     fn norm(&mut self, name: &str, n: usize, c: &TextConfig, one_plus: bool) -> Result<Norm> {
@@ -183,11 +187,56 @@ impl Loader<'_> {
         };
         Ok(MoeWeights {
             router: self.stored(&format!("{name}.gate.weight"), &[m.num_experts, hidden])?,
-            experts: self.experts(&format!("{name}.experts"), hidden, m, sensitive)?,
+            experts: self.routed(&format!("{name}.experts"), hidden, m, sensitive)?,
             width: m.moe_intermediate_size,
             norm_topk_prob: m.norm_topk_prob,
             shared,
         })
+    }
+
+    /// The experts of a layer, resident or on their way to a pool.
+    fn routed(&mut self, name: &str, hidden: usize, m: &MoeConfig, sensitive: Role) -> Result<Routed> {
+        let pooled = self.streamed.as_ref().is_some_and(|s| s.expert_slots.is_some());
+        if !pooled {
+            return Ok(Routed::Resident(self.experts(name, hidden, m, sensitive)?));
+        }
+        // Listed as they would be brought, and then read one by one.
+        let mut listed = self.plan.replace(Vec::new());
+        let planned = self.experts(name, hidden, m, sensitive);
+        std::mem::swap(&mut listed, &mut self.plan);
+        planned?;
+        let tensors = listed.unwrap_or_default();
+        let width = m.moe_intermediate_size;
+        let find = |part: &str| tensors.iter().find(|t| t.name == format!("{name}.{part}"));
+        let part = |tensor: &Planned, first: usize, rows: usize, all: usize| Part {
+            source: tensor.source.clone(),
+            first,
+            rows,
+            all,
+        };
+        let each = (0..m.num_experts).map(|e| {
+            let own = |p: &str| find(&format!("{e}.{p}.weight"));
+            let stacked = |p: &str| find(&format!("{p}.weight"));
+            let fused = find("gate_up_proj").zip(find("down_proj"));
+            if let Some((gate_up, down)) = fused {
+                let layout = if gate_up.in_out { WeightLayout::InOut } else { WeightLayout::OutIn };
+                let parts = [
+                    part(gate_up, 0, width, 2 * width),
+                    part(gate_up, width, width, 2 * width),
+                    part(down, 0, hidden, hidden),
+                ];
+                return ExpertReads::new(e, parts, layout);
+            }
+            let one = |p: &str, rows: usize| {
+                let tensor = stacked(p).or(own(p)).expect("claimed a moment ago");
+                part(tensor, 0, rows, rows)
+            };
+            let parts = [one("gate_proj", width), one("up_proj", width), one("down_proj", hidden)];
+            ExpertReads::new(e, parts, WeightLayout::OutIn)
+        });
+        let each = each.collect();
+        self.pooled.push(each);
+        Ok(Routed::Awaited)
     }
 
     /// The four layouts in which files hold experts, told apart by name and shape: fused either way round, stacked, and

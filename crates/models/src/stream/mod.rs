@@ -1,0 +1,225 @@
+//! Weights that stay on the disk until they are used.
+//!
+//! Three kinds of units: layers of the trunk without their routed experts, blocks of the tower, and experts. The first
+//! two are used in a fixed order and go through a [`ring`](Ring); experts are kept in a [`pool`](Pool). What part of a
+//! model is streamed is a [`Residency`], which the memory plan makes; all give the same bits.
+
+mod experts;
+mod reads;
+mod ring;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use turbospark_device::{Buffer, Device};
+use turbospark_weights::{Checkpoint, DirectFile, Linear, Piece};
+
+pub use experts::Pool;
+pub(crate) use experts::PooledExperts;
+use reads::Reads;
+pub(crate) use reads::{ExpertReads, Part};
+pub use ring::{Counters, Ring};
+use ring::{Cycle, slot_of};
+
+use crate::load::Planned;
+use crate::{ModelError, Result};
+
+/// What of a model stays on the disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Residency {
+    /// Layers of the trunk that are streamed, ascending.
+    pub layers: Vec<usize>,
+    /// Whether blocks of the tower are streamed.
+    pub vision: bool,
+    /// Slots of the ring; at least 2 where anything goes through it.
+    pub slots: usize,
+    /// Slots of the pool of experts; 0 keeps experts with the rest.
+    pub expert_slots: usize,
+    /// Whether what isn't streamed is copied to memory and not mapped.
+    pub loaded: bool,
+}
+
+/// The streamed units of a model by size, for the memory plan.
+#[derive(Clone, Debug, Default)]
+pub struct UnitSizes {
+    /// Bytes of a slot for each layer, without routed experts.
+    pub layers: Vec<usize>,
+    /// Bytes of the slot of a vision block; empty without a tower.
+    pub vision: Vec<usize>,
+    /// Bytes of the slot of an expert, the largest; 0 without experts.
+    pub expert: usize,
+    /// Number of experts of all layers.
+    pub experts: usize,
+    /// Bytes of everything else: embedding, head, norms outside layers, mergers.
+    pub rest: u64,
+}
+
+impl UnitSizes {
+    /// The sizes of a planned model's units.
+    pub fn of(planned: &[Planned]) -> Self {
+        let mut sizes = UnitSizes::default();
+        let mut units: BTreeMap<UnitName, Vec<Piece>> = BTreeMap::new();
+        let mut experts: BTreeMap<(usize, String), (usize, u64)> = BTreeMap::new();
+        for tensor in planned {
+            let bytes: u64 = pieces(&tensor.source).map(Piece::length).sum();
+            match unit_of(&tensor.name) {
+                Some(UnitName::Expert(layer)) => {
+                    let name = tensor.name.split(".experts.").nth(1).unwrap_or_default();
+                    let single = name.split('.').next().is_some_and(|e| e.parse::<usize>().is_ok());
+                    let count = if single { 1 } else { tensor.source.shape().dims()[0] };
+                    let key = (
+                        layer,
+                        if single { name.split('.').next().unwrap_or_default().to_owned() } else { String::new() },
+                    );
+                    let entry = experts.entry(key).or_insert((count, 0));
+                    // Direct reads take whole blocks at both ends of each tensor.
+                    entry.1 += bytes / count as u64 + 2 * 3 * DirectFile::ALIGN as u64;
+                }
+                Some(unit) => units.entry(unit).or_default().extend(pieces(&tensor.source).cloned()),
+                None => sizes.rest += bytes,
+            }
+        }
+        for (unit, pieces) in units {
+            let bytes = Reads::lay_out(&pieces).0.slot_bytes;
+            match unit {
+                UnitName::Layer(_) => sizes.layers.push(bytes),
+                _ => sizes.vision.push(bytes),
+            }
+        }
+        sizes.experts = experts.values().map(|(count, _)| count).sum();
+        sizes.expert = experts.values().map(|(_, bytes)| *bytes as usize).max().unwrap_or(0);
+        sizes
+    }
+}
+
+/// Which unit a tensor belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum UnitName {
+    Layer(usize),
+    Vision(usize),
+    /// A routed expert of a layer.
+    Expert(usize),
+}
+
+fn unit_of(name: &str) -> Option<UnitName> {
+    let after = |word: &str| name.split_once(word)?.1.split('.').next()?.parse().ok();
+    if name.contains(".visual.") {
+        return after(".blocks.").map(UnitName::Vision);
+    }
+    let layer = after(".layers.")?;
+    Some(if name.contains(".experts.") { UnitName::Expert(layer) } else { UnitName::Layer(layer) })
+}
+
+fn pieces(linear: &Linear) -> impl Iterator<Item = &Piece> {
+    let (whole, scaled) = match linear {
+        Linear::Piece(piece) => (Some(piece), None),
+        Linear::Scaled(s) => (None, Some(s)),
+    };
+    whole.into_iter().chain(scaled.into_iter().flat_map(|s| s.pieces()))
+}
+
+/// What tells a piece from all others of a checkpoint.
+fn key(piece: &Piece) -> String {
+    match piece {
+        Piece::Place(p) => format!("{} {} {}", p.file.index(), p.offset, p.length),
+        Piece::Made(made) => format!("{made:?}"),
+    }
+}
+
+/// Slots and places of a model's streamed tensors, made before the model itself.
+#[derive(Debug)]
+pub(crate) struct Streamed {
+    /// Where a tensor of a unit lies: its slot and the offset in it.
+    places: HashMap<String, (Arc<Buffer>, usize)>,
+    pub ring: Option<Arc<Ring>>,
+    /// Unit of each layer of the trunk and of each vision block that is streamed.
+    pub layers: HashMap<usize, usize>,
+    pub vision: HashMap<usize, usize>,
+    /// Where experts go, if they are pooled.
+    pub expert_slots: Option<Vec<Arc<Buffer>>>,
+    pub counters: Arc<Counters>,
+}
+
+impl Streamed {
+    pub fn new(
+        planned: &[Planned],
+        residency: &Residency,
+        device: &Arc<dyn Device>,
+        checkpoint: &Arc<Checkpoint>,
+    ) -> Result<Self> {
+        let mut units: BTreeMap<UnitName, Vec<Piece>> = BTreeMap::new();
+        for tensor in planned {
+            let unit = match unit_of(&tensor.name) {
+                Some(unit @ UnitName::Layer(i)) if residency.layers.contains(&i) => unit,
+                Some(unit @ UnitName::Vision(_)) if residency.vision => unit,
+                Some(unit @ UnitName::Expert(_)) if residency.expert_slots > 0 => unit,
+                _ => continue,
+            };
+            if tensor.target.is_some() {
+                let problem =
+                    "weights that stay on the disk can't be quantised while they are loaded; pack the model first";
+                return Err(ModelError::Device(turbospark_device::DeviceError::Unsupported(problem.into())));
+            }
+            if matches!(unit, UnitName::Expert(_)) {
+                continue;
+            }
+            units.entry(unit).or_default().extend(pieces(&tensor.source).cloned());
+        }
+        let counters = Arc::new(Counters::default());
+        let (mut layers, mut vision, mut reads, mut laid) = (HashMap::new(), HashMap::new(), Vec::new(), Vec::new());
+        for (i, (unit, pieces)) in units.into_iter().enumerate() {
+            match unit {
+                UnitName::Layer(n) => layers.insert(n, i),
+                UnitName::Vision(n) | UnitName::Expert(n) => vision.insert(n, i),
+            };
+            let (unit_reads, offsets) = Reads::lay_out(&pieces);
+            reads.push(unit_reads);
+            laid.push((pieces, offsets));
+        }
+        let all = [Cycle { first: 0, count: layers.len() }, Cycle { first: layers.len(), count: vision.len() }];
+        let cycles: Vec<Cycle> = all.into_iter().filter(|cycle| cycle.count > 0).collect();
+        let longest = cycles.iter().map(|c| c.count).max().unwrap_or(0);
+        let count = residency.slots.clamp(1, longest.max(1));
+        let bytes = reads.iter().map(|r| r.slot_bytes).max().unwrap_or(0);
+        // Direct reads want aligned memory, which large buffers have.
+        let slot = |label: &str, bytes: usize| device.alloc(label, bytes.max(MIN_SLOT)).map(Arc::new);
+        let mut slots = Vec::new();
+        if !cycles.is_empty() {
+            slots = (0..count).map(|_| slot("slot of streamed weights", bytes)).collect::<Result<Vec<_>, _>>()?;
+        }
+        let mut places = HashMap::new();
+        for (unit, (pieces, offsets)) in laid.into_iter().enumerate() {
+            let slot = &slots[slot_of(&cycles, unit, count)];
+            places.extend(pieces.iter().zip(offsets).map(|(piece, at)| (key(piece), (slot.clone(), at))));
+        }
+        let mut ring = None;
+        if !cycles.is_empty() {
+            let (device, files) = (device.clone(), direct_files(checkpoint)?);
+            ring = Some(Arc::new(Ring::new(device, checkpoint.clone(), files, slots, reads, cycles, counters.clone())));
+        }
+        let mut expert_slots = None;
+        if residency.expert_slots > 0 {
+            let bytes = UnitSizes::of(planned).expert;
+            let slots = (0..residency.expert_slots).map(|_| slot("slot of experts", bytes));
+            expert_slots = Some(slots.collect::<Result<Vec<_>, _>>()?);
+        }
+        Ok(Streamed { places, ring, layers, vision, expert_slots, counters })
+    }
+
+    /// Where a tensor lies, if it is streamed.
+    pub fn place(&self, piece: &Piece) -> Option<(Arc<Buffer>, usize)> {
+        if self.places.is_empty() { None } else { self.places.get(&key(piece)).cloned() }
+    }
+}
+
+/// Below this, memory isn't aligned for direct reads.
+pub(crate) const MIN_SLOT: usize = 2 << 20;
+
+/// All files of a checkpoint for direct reads.
+pub(crate) fn direct_files(checkpoint: &Checkpoint) -> Result<Vec<DirectFile>> {
+    Ok(checkpoint
+        .files()
+        .iter()
+        .map(turbospark_weights::WeightFile::direct)
+        .collect::<turbospark_weights::Result<_>>()?)
+}

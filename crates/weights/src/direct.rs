@@ -1,0 +1,150 @@
+//! Reading past the page cache.
+//!
+//! A model larger than memory is read again for every pass. Read through the page cache, each byte would push out
+//! another that is wanted next, and be counted against the process's group; so the file is opened once more for direct
+//! reads, whose offsets, lengths and memory are multiples of [`DirectFile::ALIGN`]. Where the file system doesn't do
+//! that, reads are ordinary ones and the pages are given back after each.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::{Error, Mapping, Result, WeightFile};
+
+/// One file of weights, opened for direct reads.
+#[derive(Debug)]
+pub struct DirectFile {
+    name: String,
+    length: u64,
+    store: Store,
+}
+
+#[derive(Debug)]
+enum Store {
+    File {
+        path: PathBuf,
+        file: File,
+        /// Whether reads go past the page cache.
+        direct: AtomicBool,
+    },
+    Memory(Arc<Mapping>),
+}
+
+/// Bytes of one read: more gain nothing where a drive's queue is full with them.
+const CHUNK: usize = 4 << 20;
+
+impl DirectFile {
+    /// What offsets, lengths and memory are multiples of.
+    pub const ALIGN: usize = 4096;
+
+    pub(crate) fn of(file: &WeightFile) -> Result<Self> {
+        let (name, length) = (file.name().to_owned(), file.length());
+        let store = match file.path() {
+            None => Store::Memory(file.map()?),
+            Some(path) => {
+                let io = |source| Error::Io { path: path.to_owned(), source };
+                let (opened, direct) = open(path).map_err(io)?;
+                let now = opened.metadata().map_err(io)?.len();
+                if now != length || !file.is_same(&opened).map_err(io)? {
+                    return Err(Error::Changed { file: name, was: length, now });
+                }
+                Store::File { path: path.to_owned(), file: opened, direct: AtomicBool::new(direct) }
+            }
+        };
+        Ok(DirectFile { name, length, store })
+    }
+
+    /// Fills `out` from `offset` on, at least its first `needed` bytes: the file may end within the last block.
+    ///
+    /// # Errors
+    /// A file that was cut meanwhile; the system's, with the file's name.
+    ///
+    /// # Panics
+    /// When `needed` is more than `out` holds.
+    pub fn read(&self, offset: u64, needed: usize, out: &mut [u8]) -> Result<()> {
+        assert!(needed <= out.len(), "more is needed than there is room for");
+        let (path, file, direct) = match &self.store {
+            Store::Memory(bytes) => {
+                let part = bytes.slice(offset, needed as u64).ok_or_else(|| self.cut(offset, needed))?;
+                out[..needed].copy_from_slice(part);
+                return Ok(());
+            }
+            Store::File { path, file, direct } => (path, file, direct),
+        };
+        let mut done = 0;
+        while done < needed {
+            let some = CHUNK.min(out.len() - done);
+            match read_at(file, &mut out[done..done + some], offset + done as u64) {
+                Ok(0) => return Err(self.cut(offset, needed)),
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                // The file system opened the file so, and doesn't read it so.
+                Err(e) if e.kind() == io::ErrorKind::InvalidInput && direct.swap(false, Ordering::Relaxed) => {
+                    buffered(file).map_err(|source| Error::Io { path: path.clone(), source })?;
+                }
+                Err(source) => return Err(Error::Io { path: path.clone(), source }),
+            }
+        }
+        if !direct.load(Ordering::Relaxed) {
+            forget(file, offset, out.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn cut(&self, offset: u64, needed: usize) -> Error {
+        let length = needed as u64;
+        Error::OutOfRange { file: self.name.clone(), offset, length, file_length: self.length }
+    }
+}
+
+/// The file, and whether reads go past the page cache.
+#[cfg(target_os = "linux")]
+fn open(path: &Path) -> io::Result<(File, bool)> {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    let flag = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+    match File::options().read(true).custom_flags(flag).open(path) {
+        Ok(file) => Ok((file, true)),
+        Err(e) if e.kind() == io::ErrorKind::InvalidInput => Ok((File::open(path)?, false)),
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open(path: &Path) -> io::Result<(File, bool)> {
+    Ok((File::open(path)?, false))
+}
+
+/// Back to ordinary reads.
+#[cfg(target_os = "linux")]
+fn buffered(file: &File) -> io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(file)?;
+    Ok(rustix::fs::fcntl_setfl(file, flags - rustix::fs::OFlags::DIRECT)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn buffered(_: &File) -> io::Result<()> {
+    Ok(())
+}
+
+/// Gives the pages of a range back; advice, so nothing depends on it.
+#[cfg(target_os = "linux")]
+fn forget(file: &File, offset: u64, length: u64) {
+    let length = std::num::NonZeroU64::new(length);
+    let _ = rustix::fs::fadvise(file, offset, length, rustix::fs::Advice::DontNeed);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn forget(_: &File, _: u64, _: u64) {}
+
+#[cfg(unix)]
+fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, out, offset)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, out, offset)
+}
