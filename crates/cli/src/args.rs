@@ -99,6 +99,14 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "FORMAT", default_value = "auto", hide_default_value = true,
           value_parser = str::parse::<KvFormat>)]
     kv: KvFormat,
+    /// The most memory that the program may use, such as 6GiB: what doesn't fit is read again as it is used; slower, and
+    /// the same to the bit [default: no ceiling]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    memory: Option<u64>,
+    /// Where weights live: auto, mapped, loaded or streamed
+    #[arg(long, value_name = "WHERE", default_value = "auto", hide_default_value = true,
+          value_parser = str::parse::<ResidencyChoice>)]
+    residency: ResidencyChoice,
 }
 
 impl DeviceArgs {
@@ -110,6 +118,8 @@ impl DeviceArgs {
             precision: self.precision.unwrap_or_default(),
             quant: self.quant,
             kv: self.kv,
+            memory: self.memory,
+            residency: self.residency,
             ..LoadOptions::default()
         }
     }
@@ -124,14 +134,6 @@ pub struct LoadArgs {
     /// Vision tower of a .gguf model, or none to read text alone [default: the mmproj file beside the model]
     #[arg(long, value_name = "FILE|none", value_parser = mmproj)]
     mmproj: Option<Mmproj>,
-    /// The most memory that the program may use, such as 6GiB: what doesn't fit is read again as it is used; slower, and
-    /// the same to the bit [default: no ceiling]
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
-    memory: Option<u64>,
-    /// Where weights live: auto, mapped, loaded or streamed
-    #[arg(long, value_name = "WHERE", default_value = "auto", hide_default_value = true,
-          value_parser = str::parse::<ResidencyChoice>)]
-    residency: ResidencyChoice,
     /// Shrink images that --memory leaves no room for, rather than refuse them
     #[arg(long)]
     fit_images: bool,
@@ -155,8 +157,6 @@ impl LoadArgs {
     pub fn options(&self) -> LoadOptions {
         LoadOptions {
             mmproj: self.mmproj.clone().unwrap_or_default(),
-            memory: self.memory,
-            residency: self.residency,
             fit_images: self.fit_images,
             context: self.context,
             sequences: 1,

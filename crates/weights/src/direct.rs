@@ -73,15 +73,17 @@ impl DirectFile {
             }
             Store::File { path, file, direct } => (path, file, direct),
         };
-        let mut done = 0;
+        let (mut done, mut refused) = (0, false);
         while done < needed {
             let some = CHUNK.min(out.len() - done);
             match read_at(file, &mut out[done..done + some], offset + done as u64) {
                 Ok(0) => return Err(self.cut(offset, needed)),
                 Ok(n) => done += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                // The file system opened the file so, and doesn't read it so.
-                Err(e) if e.kind() == io::ErrorKind::InvalidInput && direct.swap(false, Ordering::Relaxed) => {
+                // The file system opened the file so, and doesn't read it so; or the memory isn't aligned.
+                Err(e) if e.kind() == io::ErrorKind::InvalidInput && !refused => {
+                    refused = true;
+                    direct.store(false, Ordering::Relaxed);
                     buffered(file).map_err(|source| Error::Io { path: path.clone(), source })?;
                 }
                 Err(source) => return Err(Error::Io { path: path.clone(), source }),
