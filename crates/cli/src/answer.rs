@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use turbospark::vision::Picture;
 use turbospark::{Answer, FinishReason, GenerateOptions, Model, Pixels, Prompt, Session};
+use turbospark_hub::Bytes;
 
 use crate::console;
 use crate::progress::Progress;
@@ -74,7 +75,7 @@ pub fn pictures(prompt: &Prompt) -> impl Iterator<Item = &Picture> {
 pub fn object(model: &Model, prompt: &Prompt, answer: &Answer) -> Value {
     let images: Vec<Value> = pictures(prompt).map(image).collect();
     let (usage, timing) = (answer.usage, answer.timing);
-    json!({
+    let mut object = json!({
         "text": answer.text,
         "finish_reason": answer.finish_reason.as_str(),
         "images": images,
@@ -85,7 +86,16 @@ pub fn object(model: &Model, prompt: &Prompt, answer: &Answer) -> Value {
             "decode_s": seconds(timing.decode),
         },
         "model": model.name(),
-    })
+    });
+    if let Some(reads) = model.reads() {
+        object["reads"] = json!({
+            "bytes": reads.bytes,
+            "stalled_s": seconds(reads.stalled),
+            "hits": reads.hits,
+            "misses": reads.misses,
+        });
+    }
+    object
 }
 
 fn image(picture: &Picture) -> Value {
@@ -120,6 +130,19 @@ pub fn headed(keys: Value, object: Value) -> Value {
 
 fn seconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e6
+}
+
+/// What was read of weights that stay on the disk, in a line.
+pub fn tell_reads(model: &Model) {
+    if let Some(reads) = model.reads() {
+        console::note(format_args!(
+            "{} of weights read, {:.2} s waited for them, {} of {} were there",
+            Bytes(reads.bytes),
+            reads.stalled.as_secs_f64(),
+            reads.hits,
+            reads.hits + reads.misses
+        ));
+    }
 }
 
 /// Tokens and times in a line.

@@ -8,8 +8,11 @@
 //!
 //! Nothing here changes a bit of what is computed.
 
+use std::time::Instant;
+
 use turbospark_models::config::{Config, MlpKind};
 use turbospark_models::{Residency, Trunk, UnitSizes, VisionTower};
+use turbospark_weights::{Checkpoint, DirectFile};
 
 use crate::{Error, Result};
 
@@ -93,6 +96,8 @@ pub(crate) struct Demand<'a> {
     pub most_patches: usize,
 }
 
+/// Patches of a page of A4 at 200 dots an inch, and a little more.
+const COMMON: usize = 16_384;
 /// Slots of the ring: one in use, one ready, one being filled.
 const SLOTS: usize = 3;
 /// What kernels pack, what threads and the allocator keep.
@@ -119,17 +124,28 @@ impl Demand<'_> {
         };
         // The slack of measuring, and of what the allocator keeps.
         let budget = ceiling - ceiling / 64;
-        for patches in self.image_sizes() {
-            for residency in self.candidates() {
-                let plan = self.finish(residency, patches);
-                if plan.total() <= budget {
-                    return Ok(self.grown(plan, budget));
-                }
+        let (sizes, candidates) = (self.image_sizes(), self.candidates());
+        // The largest picture is rare: it makes way for weights, as far down as a common one.
+        let common = sizes.iter().copied().find(|&n| n <= COMMON && self.image_bytes(n) <= budget / 8);
+        let common = common.or(sizes.last().copied()).unwrap_or(0);
+        let whole = candidates.first().filter(|_| !matches!(self.choice, ResidencyChoice::Streamed));
+        let larger = sizes.iter().filter(|&&n| n >= common).filter_map(|&n| whole.map(|r| (n, r)));
+        let smaller = sizes.iter().filter(|&&n| n <= common).flat_map(|&n| candidates.iter().map(move |r| (n, r)));
+        for (patches, residency) in larger.chain(smaller) {
+            let plan = self.finish(residency.clone(), patches);
+            if plan.total() <= budget {
+                return Ok(self.grown(plan, budget));
             }
         }
         let least = self
             .finish(self.streamed(all, true, 2, self.pool_least()), self.image_sizes().last().copied().unwrap_or(0));
         Err(Error::Options(refusal(ceiling, &least)))
+    }
+
+    /// What an image takes while it is sized, cut and encoded.
+    fn image_bytes(&self, patches: usize) -> u64 {
+        let Some(v) = &self.config.vision else { return 0 };
+        VisionTower::work_bytes(v, patches) as u64 + (patches * v.patch_dim()) as u64 * IMAGE_BYTES
     }
 
     /// Sizes of the largest image, from the checkpoint's own down to a small page.
@@ -212,11 +228,7 @@ impl Demand<'_> {
         add("program, tokenizer and threads".into(), self.program + WORKING);
         add(format!("cache of {} tokens", self.context), self.cache);
         add(format!("work space for {} rows", self.rows), Trunk::work_bytes(&c.text, self.rows, self.context) as u64);
-        if let Some(v) = &c.vision {
-            let patch = v.patch_dim() as u64;
-            let image = VisionTower::work_bytes(v, most_patches) as u64 + most_patches as u64 * patch * IMAGE_BYTES;
-            add(format!("an image of {most_patches} patches"), image);
-        }
+        add(format!("an image of {most_patches} patches"), self.image_bytes(most_patches));
         add("embedding, head, norms and mergers".into(), sizes.rest);
         let count = sizes.layers.len() - residency.layers.len();
         add(format!("{count} of {} layers", sizes.layers.len()), resident);
@@ -264,6 +276,33 @@ fn refusal(ceiling: u64, least: &MemoryPlan) -> String {
         mib(total),
         total.div_ceil(1 << 20)
     )
+}
+
+/// Bytes a second that direct reads of a checkpoint reach, from up to 128 MiB of its largest file; `None` where there
+/// is no file on a disk.
+pub(crate) fn read_speed(checkpoint: &Checkpoint) -> Result<Option<f64>> {
+    const BYTES: usize = 32 << 20;
+    let Some(file) = checkpoint.files().iter().filter(|f| f.path().is_some()).max_by_key(|f| f.length()) else {
+        return Ok(None);
+    };
+    let direct = file.direct()?;
+    let mut memory = vec![0u8; BYTES + DirectFile::ALIGN];
+    let start = memory.as_ptr().align_offset(DirectFile::ALIGN).min(DirectFile::ALIGN);
+    let buffer = &mut memory[start..start + BYTES];
+    let began = Instant::now();
+    let mut read = 0u64;
+    // From the middle on: the beginning may lie in a drive's own cache.
+    let first = file.length() / 2 / BYTES as u64 * BYTES as u64;
+    for i in 0..4 {
+        let offset = first + i * BYTES as u64;
+        let some = file.length().saturating_sub(offset).min(BYTES as u64) as usize;
+        if some == 0 {
+            break;
+        }
+        direct.read(offset, some, &mut buffer[..some.next_multiple_of(DirectFile::ALIGN)])?;
+        read += some as u64;
+    }
+    Ok((read > 0).then(|| read as f64 / began.elapsed().as_secs_f64()))
 }
 
 /// Bytes of this process that are in memory.

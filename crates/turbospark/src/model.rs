@@ -52,6 +52,9 @@ pub struct Reads {
     pub misses: u64,
 }
 
+/// Where a ceiling shortens the default context, it does so down to this.
+const LEAST_DEFAULT_CONTEXT: usize = 2048;
+
 /// What sequences share and take turns with.
 pub(crate) struct Engine {
     pub(crate) cache: Cache,
@@ -109,9 +112,20 @@ impl Model {
         let span = tracing::info_span!("load", model = %name, device = %device.name()).entered();
         let how = LoadAs { quant: options.quant, threads: options.threads, ..LoadAs::default() };
         let kv_dtype = options.kv.dtype(device.precision());
-        let mut shape = CacheShape::for_sequences(options.sequences, context, kv_dtype);
-        // A live state and a snapshot each.
-        shape.states = if config.text.delta.is_some() { 2 * options.sequences } else { 0 };
+        let shape_of = |context: usize| {
+            let mut shape = CacheShape::for_sequences(options.sequences, context, kv_dtype);
+            // A live state and a snapshot each.
+            shape.states = if config.text.delta.is_some() { 2 * options.sequences } else { 0 };
+            shape
+        };
+        // A context that nobody asked for makes way for weights.
+        let mut context = context;
+        if let (None, Some(ceiling)) = (options.context, options.memory) {
+            while context > LEAST_DEFAULT_CONTEXT && shape_of(context).bytes(&config.text) as u64 > ceiling / 8 {
+                context = (context / 2).max(LEAST_DEFAULT_CONTEXT);
+            }
+        }
+        let shape = shape_of(context);
         let sizes = UnitSizes::of(&turbospark_models::plan(config.clone(), &checkpoint, &how)?);
         let layout = image_config.as_ref().map(|i| i.layout.patch_size * i.layout.patch_size);
         let demand = Demand {
@@ -171,6 +185,15 @@ impl Model {
     /// What memory is used for.
     pub fn memory_plan(&self) -> &MemoryPlan {
         &self.inner.memory
+    }
+
+    /// Bytes a second that the checkpoint's disk gives when it is read directly, measured in a moment; `None` for a
+    /// checkpoint in memory.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn read_speed(&self) -> Result<Option<f64>> {
+        crate::memory::read_speed(&self.inner.checkpoint)
     }
 
     /// What was read of weights that stay on the disk; `None` where none do.

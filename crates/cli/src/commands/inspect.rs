@@ -46,9 +46,10 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<Outcome> {
     if args.plan {
         // With the real context: the cache is part of the plan.
         let model = model::open(path, &args.load.options())?;
+        let speed = model.read_speed()?;
         match args.json {
-            true => console::print_json(&plan_object(model.memory_plan()))?,
-            false => console::print(&plan_table(model.memory_plan()))?,
+            true => console::print_json(&plan_object(model.memory_plan(), speed))?,
+            false => console::print(&plan_table(model.memory_plan(), speed))?,
         }
         return Ok(Outcome::Done);
     }
@@ -70,7 +71,7 @@ struct Group {
     bytes: u64,
 }
 
-fn plan_object(plan: &MemoryPlan) -> Value {
+fn plan_object(plan: &MemoryPlan, speed: Option<f64>) -> Value {
     let terms: Vec<Value> = plan.terms.iter().map(|t| json!({"what": t.what, "bytes": t.bytes})).collect();
     json!({
         "ceiling": plan.ceiling,
@@ -82,10 +83,12 @@ fn plan_object(plan: &MemoryPlan) -> Value {
         "most_patches": plan.most_patches,
         "read_per_token": plan.read_per_token,
         "read_per_image": plan.read_per_image,
+        "disk_bytes_per_second": speed,
+        "most_tokens_per_second": speed.filter(|_| plan.read_per_token > 0).map(|s| s / plan.read_per_token as f64),
     })
 }
 
-fn plan_table(plan: &MemoryPlan) -> String {
+fn plan_table(plan: &MemoryPlan, speed: Option<f64>) -> String {
     let mut out = String::new();
     for term in &plan.terms {
         out += &format!("{:>12}  {}\n", Bytes(term.bytes).to_string(), term.what);
@@ -103,6 +106,10 @@ fn plan_table(plan: &MemoryPlan) -> String {
             Bytes(plan.read_per_image)
         ),
     };
+    if let Some(speed) = speed.filter(|_| plan.read_per_token > 0) {
+        let (disk, tokens) = (Bytes(speed as u64), speed / plan.read_per_token as f64);
+        out += &format!("the disk gives {disk} a second now: at most {tokens:.2} tokens a second\n");
+    }
     out
 }
 

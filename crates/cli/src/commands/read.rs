@@ -117,6 +117,7 @@ impl Reader<'_> {
         }
         if self.verbose {
             console::note(format_args!("{name}: {}", answer::summary(&page.answer)));
+            answer::tell_reads(&self.model);
         }
         let cut = answer::tell_cut(&name, &self.model, &page.answer);
         Ok(!cut && page.answer.finish_reason != FinishReason::Cancelled)

@@ -96,6 +96,7 @@ fn answer(args: &RunArgs, verbose: bool) -> anyhow::Result<Outcome> {
     };
     if verbose {
         console::note(format_args!("{}", answer::summary(&answer)));
+        answer::tell_reads(&model);
     }
     if answer.finish_reason == FinishReason::Cancelled {
         console::note(format_args!("interrupted"));
