@@ -3,6 +3,7 @@
 
 pub mod packers;
 pub mod shapes;
+pub mod written;
 
 use std::sync::Arc;
 
