@@ -96,7 +96,7 @@ fn assert_same_model(case: &str, config: &Value, canonical: &Stored, source: &Pa
         let (got_dims, got_x) = &got[name];
         assert_eq!((dims, bits(x)), (got_dims, bits(got_x)), "{case}: {name}");
     }
-    let furthest = furthest(&logits(&load(target.path())), &logits(&load(source)));
+    let furthest = furthest(&logits(&opened(target.path())), &logits(&opened(source)));
     println!("{case}: {furthest:.1e}");
     assert!(furthest <= 1e-5, "{case}: {furthest}");
 }

@@ -9,7 +9,7 @@ use support::packers;
 use support::shapes::{dense, hybrid, mixture};
 use support::written::*;
 use support::*;
-use turbospark::pack::pack;
+use turbospark::pack::{PackOptions, pack};
 use turbospark::{Cancel, Error};
 use turbospark_device::ReferenceDevice;
 use turbospark_models::config::Config;
@@ -46,7 +46,7 @@ fn blocks_are_those_that_are_planned() {
                 }
             }
             assert!(blocks > 20, "{blocks}");
-            logits(&load(target.path()));
+            logits(&opened(target.path()));
         }
     }
 }
@@ -61,7 +61,7 @@ fn quantised_files_are_the_quantised_model() {
     let how = LoadAs { quant: Some(Quant::Q4_K), ..LoadAs::default() };
     let parsed = Config::parse(&config.to_string()).unwrap();
     let quantised = Model::load_as(parsed, &checkpoint, &ReferenceDevice, &how).unwrap();
-    assert_eq!(bits(&logits(&load(target.path()))), bits(&logits(&quantised)));
+    assert_eq!(bits(&logits(&opened(target.path()))), bits(&logits(&quantised)));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn weights_with_scales_are_widened_and_quantised() {
     }
     let kept = written(scaled.path(), c.path(), None);
     assert!(kept.widened > 10, "{}", kept.widened);
-    let furthest = furthest(&logits(&load(c.path())), &logits(&load(plain.path())));
+    let furthest = furthest(&logits(&opened(c.path())), &logits(&opened(plain.path())));
     assert!(furthest < 0.02, "{furthest}");
 }
 
@@ -135,6 +135,15 @@ fn what_gguf_has_no_words_for_is_refused() {
     let mixed = with_vocabulary(mixture(64));
     let said = refused(&mixed, &random_checkpoint(&mixed, ExpertLayout::Split, false, 1), |_| {});
     assert!(said.contains("layer 2") && said.contains("qwen3_vl_moe"), "{said}");
+
+    // Blocks of a packed folder hold two value heads each, in the published order.
+    let config = with_vocabulary(hybrid());
+    let source = folder(&config, &random_checkpoint(&config, ExpertLayout::Split, false, 1));
+    let [blocks, target] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let as_folder = PackOptions { quant: Some(Quant::Q8_0), ..PackOptions::default() };
+    pack(source.path(), blocks.path(), &as_folder, &Cancel::new(), &mut |_| {}).unwrap();
+    let said = pack(blocks.path(), target.path(), &options(None), &Cancel::new(), &mut |_| {}).unwrap_err().to_string();
+    assert!(["out_proj", "Q8_0", "value heads of 16"].iter().all(|part| said.contains(part)), "{said}");
 
     let (config, tensors) = text_only("qwen3", 1);
     let edit = |path: &Path, from: &str, to: &str| {

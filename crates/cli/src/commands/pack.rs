@@ -90,7 +90,7 @@ pub fn run(args: &PackArgs, verbose: bool) -> anyhow::Result<Outcome> {
     interrupt.begin(cancel.clone());
     let source = model::locate(&args.source)?;
     // A pulled copy lies under its commit's hash: it is called as it was asked for.
-    let name = (source != args.source).then(|| args.source.file_name()).flatten();
+    let name = (source != args.source && source.is_dir()).then(|| args.source.file_name()).flatten();
     let options = PackOptions {
         format: match args.format {
             Format::Folder => PackFormat::Folder,

@@ -110,7 +110,7 @@ pub fn written(source: &Path, target: &Path, quant: Option<Quant>) -> PackReport
     pack(source, target, &options(quant), &Cancel::new(), &mut |_| {}).unwrap_or_else(|e| panic!("{e}"))
 }
 
-pub fn load(path: &Path) -> Model {
+pub fn opened(path: &Path) -> Model {
     let folder = Folder::open(path).unwrap_or_else(|e| panic!("{e}"));
     let config = Config::parse(&folder.require(Sidecar::Config).unwrap()).unwrap_or_else(|e| panic!("{e}"));
     let checkpoint = folder.checkpoint().unwrap_or_else(|e| panic!("{e}"));

@@ -112,12 +112,12 @@ pub(crate) fn trunk(set: &Set, shape: TrunkShape, first: usize, files: &[WeightF
         let name = trunk_name(&tensor.name, shape.layers, fused).unwrap_or_else(|| tensor.name.clone());
         let mut entry = entry(FileId::nth(first + file), tensor);
         if let Entry::Place(place) = &mut entry {
-            match place.shape.dims() {
-                &[channels, kernel] if name.ends_with("conv1d.weight") => {
+            match *place.shape.dims() {
+                [channels, kernel] if name.ends_with("conv1d.weight") => {
                     place.shape = Shape::from([channels, 1, kernel]);
                 }
-                &[hidden] if name.ends_with("shared_expert_gate.weight") => place.shape = Shape::from([1, hidden]),
-                &[heads, 1] if name.ends_with("A_log") => place.shape = Shape::from([heads]),
+                [hidden] if name.ends_with("shared_expert_gate.weight") => place.shape = Shape::from([1, hidden]),
+                [heads, 1] if name.ends_with("A_log") => place.shape = Shape::from([heads]),
                 _ => {}
             }
             let heads = match shape.arch {

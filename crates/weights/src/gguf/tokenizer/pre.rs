@@ -141,8 +141,8 @@ mod tests {
     #[test]
     fn every_pre_tokenizer_is_recognised_by_what_it_does() {
         for pre in KNOWN {
-            let (name, same) = Pre::recognised(&pre.pre_tokenizer()).unwrap();
-            assert!(pre.names.contains(&name) && std::ptr::eq(pre, same), "{name}");
+            let (name, _) = Pre::recognised(&pre.pre_tokenizer()).unwrap();
+            assert!(pre.names.contains(&name), "{name}");
         }
         let other = json!({"type": "Sequence", "pretokenizers": [
             {"type": "Split", "pattern": {"Regex": "x"}, "behavior": "Isolated", "invert": false},
