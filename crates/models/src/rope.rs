@@ -17,6 +17,14 @@ fn inverse_frequencies(theta: f64, dim: usize) -> Vec<f32> {
         .collect()
 }
 
+/// What scaling divides each frequency by.
+pub fn scaling_factors(rope: &RopeConfig) -> Vec<f32> {
+    let plain = inverse_frequencies(rope.theta, rope.rotary_dim());
+    let mut scaled = plain.clone();
+    scale(&rope.scaling, &mut scaled);
+    plain.iter().zip(&scaled).map(|(plain, scaled)| plain / scaled).collect()
+}
+
 /// Frequencies for longer contexts (`ROPE_INIT_FUNCTIONS` of the reference), in f32 as there.
 fn scale(scaling: &RopeScaling, inv: &mut [f32]) {
     match scaling {

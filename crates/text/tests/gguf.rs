@@ -143,6 +143,64 @@ fn files_of_llama_cpp_give_the_ids_of_the_original() {
     println!("{seen} files");
 }
 
+/// The keys that are written of a folder's texts, as a file has them.
+fn exported(tokenizer: &str, tokenizer_config: &str, generation: &str, vocab_size: usize) -> Metadata {
+    let keys = gguf::tokenizer_keys(&gguf::TokenizerTexts {
+        tokenizer,
+        tokenizer_config: Some(tokenizer_config),
+        generation_config: Some(generation),
+        config: "{}",
+        chat_template: None,
+        vocab_size,
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.gguf");
+    let writer = gguf::Writer::new(&path, &keys.unwrap_or_else(|e| panic!("{e}")), Vec::new()).unwrap();
+    writer.write(|_, _| Ok::<(), turbospark_weights::packed::PackError>(())).unwrap();
+    writer.finish().unwrap();
+    gguf::open(path).unwrap().metadata
+}
+
+#[test]
+fn a_written_tokenizer_gives_the_ids_of_the_original() {
+    for (checkpoint, rows) in [(FIXTURES[0], 320), (FIXTURES[1], 320), (TINY, 2048)] {
+        let text = |name: &str| read(&format!("{checkpoint}/{name}.json"));
+        let metadata = exported(&text("tokenizer"), &text("tokenizer_config"), &text("generation_config"), rows);
+        assert_same(checkpoint, &metadata, &asset(checkpoint));
+    }
+}
+
+/// Reads a file's tokenizer, writes it, and reads it again.
+fn assert_there_and_back(case: &str, writer: GgufWriter) {
+    let file = metadata(writer.bytes());
+    let texts = |m: &Metadata| {
+        let all = [gguf::tokenizer_json(m), gguf::tokenizer_config_json(m), gguf::generation_config_json(m)];
+        all.map(|text| serde_json::from_str::<Value>(&text.unwrap()).unwrap())
+    };
+    let [tokenizer, config, generation] = texts(&file);
+    let rows = file.texts("tokenizer.ggml.tokens").unwrap().unwrap().len();
+    let written = exported(&tokenizer.to_string(), &config.to_string(), &generation.to_string(), rows);
+    let [again, config_again, generation_again] = texts(&written);
+    assert_eq!(again, tokenizer, "{case}");
+    assert_eq!(generation_again, generation, "{case}");
+    for key in ["bos_token", "eos_token", "unk_token"] {
+        assert_eq!(config_again[key], config[key], "{case}: {key}");
+    }
+}
+
+#[test]
+fn every_tokenizer_that_is_read_is_written() {
+    for pre in ["qwen2", "qwen35", "llama-bpe", "smollm", "gpt-2", "default"] {
+        assert_there_and_back(pre, small(pre));
+        assert_there_and_back(pre, small(pre).flag("tokenizer.ggml.add_bos_token", true));
+    }
+    let ends = small("llama-bpe").u32("tokenizer.ggml.eos_token_id", 256).u32("tokenizer.ggml.eot_token_id", 257);
+    assert_there_and_back("two ends", ends);
+    assert_there_and_back("scores", sentencepiece(PIECES));
+    assert_there_and_back("no space", sentencepiece(PIECES).flag("tokenizer.ggml.add_space_prefix", false));
+    assert_there_and_back("no begin", sentencepiece(PIECES).flag("tokenizer.ggml.add_bos_token", false));
+}
+
 /// The byte-level alphabet and a few words, under a pre-tokenizer.
 fn small(pre: &str) -> GgufWriter {
     // The characters that stand for bytes are those of a fixture's vocabulary.
@@ -294,6 +352,7 @@ proptest! {
         tokens.extend(more);
         let scored: Vec<(&str, f32)> = tokens.iter().zip(0..).map(|(t, i)| (*t, -(i as f32))).collect();
         let model = sentencepiece(&scored).flag("tokenizer.ggml.add_space_prefix", false);
+        assert_there_and_back("drawn", model.clone());
         let scores = scored.into_iter().collect();
         prop_assert_eq!(pieces(model, &text.replace('▁', " "), false), by_scores(&scores, &text));
     }

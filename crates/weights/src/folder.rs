@@ -148,6 +148,14 @@ impl Folder {
         }
     }
 
+    /// The keys of the trunk's GGUF file; `None` of any other model.
+    pub fn gguf(&self) -> Option<&gguf::Metadata> {
+        match &self.origin {
+            Origin::Gguf { model, .. } => Some(model.metadata()),
+            Origin::Disk(_) | Origin::Embedded(_) => None,
+        }
+    }
+
     /// The text of a file beside the weights, or `None` where there is none.
     pub fn text(&self, sidecar: Sidecar) -> Result<Option<Cow<'static, str>>> {
         let Origin::Gguf { model, .. } = &self.origin else {

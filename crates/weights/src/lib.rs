@@ -15,8 +15,8 @@
 //! let checkpoint = Checkpoint::open(path)?;
 //! let mut claims = checkpoint.claims();
 //! let norm = claims.take("model.language_model.norm.weight", [96])?;
-//! let mut bytes = vec![0; norm.length as usize];
-//! checkpoint.read(&norm, &mut bytes)?;
+//! let mut bytes = vec![0; norm.length() as usize];
+//! checkpoint.fill(&norm, &mut bytes)?;
 //! # Ok(())
 //! # }
 //! ```

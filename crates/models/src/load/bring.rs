@@ -78,8 +78,9 @@ impl Loader<'_> {
             return self.bring_linear(name, &linear);
         };
         let linear = match linear {
-            Linear::Scaled(_) => Linear::Piece(self.claims.take(name, Shape::new(dims))?),
-            piece => piece,
+            // A plan leaves it to whoever quantises how much is widened at a time.
+            Linear::Scaled(_) if self.plan.is_none() => Linear::Piece(self.claims.take(name, Shape::new(dims))?),
+            linear => linear,
         };
         self.quantised(name, &linear, dtype, linear.shape(), false)
     }

@@ -1,28 +1,25 @@
-//! The bytes of a packed tensor, a few MiB at a time.
-
-use std::ops::Range;
+//! The bytes of a written tensor, a few MiB at a time.
 
 use turbospark_models::ModelError;
 use turbospark_tensor::quant::requantise;
-use turbospark_tensor::{DType, widen_into};
-use turbospark_weights::packed::PackError;
-use turbospark_weights::{Checkpoint, Linear, Piece};
+use turbospark_tensor::{DType, f32_to_bf16, f32_to_f16, widen_into};
+use turbospark_weights::{Checkpoint, Linear};
 
 use super::GroupQuality;
-use super::units::{Expert, Job, format_of, part_of};
-use crate::Result;
+use super::change::{Change, Meaning, Order, Tiling};
+use super::rows::Rows;
+use super::units::{Job, form_of, part_of};
+use crate::{Error, Result};
 
-/// Bytes at a time.
+/// Bytes at a time, of rows as F32.
 const CHUNK: usize = 16 << 20;
 
-type Sink<'a> = dyn FnMut(&[u8]) -> std::result::Result<(), PackError> + 'a;
+type Sink<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
 /// Makes the bytes of one tensor after the other, and keeps account of what rounding cost.
 pub(super) struct Filler<'a> {
-    checkpoint: &'a Checkpoint,
+    rows: Rows<'a>,
     threads: usize,
-    /// The last tensor that was put together: parts of it follow each other.
-    made: Option<(String, Vec<u8>)>,
     groups: Vec<Group>,
 }
 
@@ -38,31 +35,70 @@ struct Group {
 impl<'a> Filler<'a> {
     pub fn new(checkpoint: &'a Checkpoint, threads: Option<usize>) -> Self {
         let threads = threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
-        Filler { checkpoint, threads, made: None, groups: Vec::new() }
+        Filler { rows: Rows::new(checkpoint), threads, groups: Vec::new() }
     }
 
-    /// Gives the bytes of part `part` of a tensor to `sink`.
-    pub fn fill(&mut self, job: &Job<'_>, part: usize, sink: &mut Sink<'_>) -> Result<()> {
-        let at = self.group(job);
-        let written = job.parts()[part].bytes();
-        self.groups[at].bytes += written;
-        if part == 0 {
-            self.groups[at].weights += job.shape().elements() as u64;
-        }
-        match (&job.planned.source, job.planned.target) {
-            (Linear::Piece(piece), Some(target)) => self.quantise(job, piece, target, at, sink),
-            (Linear::Piece(piece), None) if job.planned.in_out => self.turn(job, piece, sink),
-            (Linear::Piece(piece), None) => self.copy(job, piece, sink),
-            (Linear::Scaled(s), None) => {
-                let piece = s.pieces().nth(part).expect("a part of the weight").clone();
-                self.copy(job, &piece, sink)
+    /// Gives a tensor's rows, changed, to `sink`.
+    pub fn fill(&mut self, job: &Job<'_>, change: &Change, sink: &mut Sink<'_>) -> Result<()> {
+        let group = self.group(job, change.dtype.to_string());
+        let (stored, inner) = job.matrix();
+        let rows = change.rows.rows(stored);
+        self.groups[group].weights += (rows * inner) as u64;
+        let some = (CHUNK / (4 * inner).max(1)).max(1);
+        let from = Rows::dtype(&job.planned.source);
+        let (mut bytes, mut wide) = (Vec::new(), Vec::new());
+        for first in (0..rows).step_by(some) {
+            let last = rows.min(first + some);
+            bytes.clear();
+            for run in runs(&change.rows, first..last) {
+                self.rows.read(job, run, &mut bytes)?;
             }
-            (Linear::Scaled(_), Some(_)) => unreachable!("weights with scales are widened before they are quantised"),
+            if let Some(tiling) = change.columns {
+                bytes = tiled(&bytes, from, inner, tiling);
+            }
+            if from != change.dtype || change.value != Meaning::Same {
+                wide.resize((last - first) * inner, 0.0);
+                widen_into(&bytes, from, &mut wide);
+                change.value.apply(&mut wide);
+                bytes = self.narrowed(job, &wide, change.dtype)?;
+                self.account(group, &wide, &bytes, change.dtype);
+            }
+            self.groups[group].bytes += bytes.len() as u64;
+            sink(&bytes)?;
         }
+        Ok(())
     }
 
-    fn group(&mut self, job: &Job<'_>) -> usize {
-        let (part, format) = (part_of(&job.name), format_of(job));
+    /// Gives one part of a weight with scales of its own to `sink`, as it is stored.
+    pub fn part(&mut self, job: &Job<'_>, part: usize, sink: &mut Sink<'_>) -> Result<()> {
+        let Linear::Scaled(scaled) = &job.planned.source else { unreachable!("other weights have one part") };
+        let piece = scaled.pieces().nth(part).expect("a part of the weight");
+        let group = self.group(job, form_of(job));
+        if part == 0 {
+            self.groups[group].weights += job.shape().elements() as u64;
+        }
+        let dims = piece.shape();
+        let columns = dims.dims().last().copied().unwrap_or(1);
+        let line = piece.dtype().bytes(columns).expect("rows of whole blocks");
+        let lines = match &job.expert {
+            Some(e) => {
+                let (all, own) = (dims.dims()[1], job.lines(e, dims.dims()[1]));
+                e.index * all + own.start..e.index * all + own.end
+            }
+            None => 0..dims.elements() / columns.max(1),
+        };
+        let (mut bytes, end) = (Vec::new(), lines.end * line);
+        for at in (lines.start * line..end).step_by(CHUNK) {
+            bytes.clear();
+            self.rows.bytes(job, piece, at..end.min(at + CHUNK), &mut bytes)?;
+            self.groups[group].bytes += bytes.len() as u64;
+            sink(&bytes)?;
+        }
+        Ok(())
+    }
+
+    fn group(&mut self, job: &Job<'_>, format: String) -> usize {
+        let part = part_of(&job.name);
         if let Some(at) = self.groups.iter().position(|g| g.part == part && g.format == format) {
             return at;
         }
@@ -70,104 +106,28 @@ impl<'a> Filler<'a> {
         self.groups.len() - 1
     }
 
-    /// The range of a piece's lines (rows of its innermost side) that a job takes, and the bytes of a line.
-    fn lines(job: &Job<'_>, piece: &Piece) -> (Range<usize>, usize) {
-        let dims = piece.shape();
-        let columns = dims.dims().last().copied().unwrap_or(1);
-        let line = piece.dtype().bytes(columns).expect("rows of whole blocks");
-        match &job.expert {
-            Some(e) => {
-                let lines = dims.dims()[1];
-                let own = job.lines(e, lines);
-                (e.index * lines + own.start..e.index * lines + own.end, line)
+    /// Values in another type.
+    fn narrowed(&self, job: &Job<'_>, wide: &[f32], dtype: DType) -> Result<Vec<u8>> {
+        let mut out = vec![0; dtype.bytes(wide.len()).expect("the plan takes rows of whole blocks")];
+        match dtype {
+            DType::F32 => out.copy_from_slice(bytemuck::cast_slice(wide)),
+            DType::BF16 => {
+                out.as_chunks_mut().0.iter_mut().zip(wide).for_each(|(o, v)| *o = f32_to_bf16(*v).to_le_bytes())
             }
-            None => (0..dims.elements() / columns.max(1), line),
-        }
-    }
-
-    /// Some of a piece's bytes.
-    fn read(&mut self, name: &str, piece: &Piece, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
-        out.resize(range.len(), 0);
-        if let Piece::Place(place) = piece {
-            return Ok(self.checkpoint.read_at(place.file, place.offset + range.start as u64, out)?);
-        }
-        if self.made.as_ref().is_none_or(|(known, _)| known != name) {
-            let mut bytes = vec![0; piece.length() as usize];
-            self.checkpoint.fill(piece, &mut bytes)?;
-            self.made = Some((name.to_owned(), bytes));
-        }
-        let (_, bytes) = self.made.as_ref().expect("made above");
-        out.copy_from_slice(&bytes[range]);
-        Ok(())
-    }
-
-    /// A key for [`Filler::made`]: codes, scales and biases of a weight are different pieces of one name.
-    fn key(job: &Job<'_>, piece: &Piece) -> String {
-        format!("{} {} {}", job.planned.name, piece.dtype(), piece.shape())
-    }
-
-    fn copy(&mut self, job: &Job<'_>, piece: &Piece, sink: &mut Sink<'_>) -> Result<()> {
-        let (lines, line) = Self::lines(job, piece);
-        let (mut bytes, key) = (Vec::new(), Self::key(job, piece));
-        let end = lines.end * line;
-        for at in (lines.start * line..end).step_by(CHUNK) {
-            self.read(&key, piece, at..end.min(at + CHUNK), &mut bytes)?;
-            sink(&bytes)?;
-        }
-        Ok(())
-    }
-
-    fn quantise(&mut self, job: &Job<'_>, piece: &Piece, target: DType, at: usize, sink: &mut Sink<'_>) -> Result<()> {
-        let inner = job.shape().last();
-        let row = target.bytes(inner).expect("the plan takes rows of whole blocks");
-        let refuse = |source| ModelError::Quant { name: job.planned.name.clone(), source };
-        if let (true, Some(e)) = (job.planned.in_out, &job.expert) {
-            let turned = self.turned(job, piece, e)?;
-            let mut wide = vec![0f32; e.rows * e.inner];
-            widen_into(&turned, piece.dtype(), &mut wide);
-            let mut out = vec![0; e.rows * row];
-            requantise(bytemuck::cast_slice(&wide), DType::F32, target, self.threads, &mut out).map_err(refuse)?;
-            self.account(at, &wide, &out, target);
-            return Ok(sink(&out)?);
-        }
-        let (lines, line) = Self::lines(job, piece);
-        let (mut bytes, key) = (Vec::new(), Self::key(job, piece));
-        // As many rows as take a chunk once widened.
-        let some = (CHUNK / (4 * inner).max(1)).max(1);
-        let (mut out, mut wide) = (Vec::new(), Vec::new());
-        for first in lines.clone().step_by(some) {
-            let rows = first..lines.end.min(first + some);
-            self.read(&key, piece, rows.start * line..rows.end * line, &mut bytes)?;
-            out.resize(rows.len() * row, 0);
-            requantise(&bytes, piece.dtype(), target, self.threads, &mut out).map_err(refuse)?;
-            wide.resize(rows.len() * inner, 0.0);
-            widen_into(&bytes, piece.dtype(), &mut wide);
-            self.account(at, &wide, &out, target);
-            sink(&out)?;
-        }
-        Ok(())
-    }
-
-    /// An expert's outputs of a tensor that is stored `[experts, in, out]`, as `[out, in]`.
-    fn turned(&mut self, job: &Job<'_>, piece: &Piece, e: &Expert) -> Result<Vec<u8>> {
-        let size = piece.dtype().size();
-        let whole = e.inner * e.all * size;
-        let (mut bytes, key) = (Vec::new(), Self::key(job, piece));
-        self.read(&key, piece, e.index * whole..(e.index + 1) * whole, &mut bytes)?;
-        let mut out = vec![0; e.rows * e.inner * size];
-        for (r, line) in out.chunks_exact_mut(e.inner * size).enumerate() {
-            for (i, to) in line.chunks_exact_mut(size).enumerate() {
-                let from = (i * e.all + e.first + r) * size;
-                to.copy_from_slice(&bytes[from..from + size]);
+            DType::F16 => {
+                const MOST: f32 = 65_520.0; // from here on it rounds to infinity
+                if let Some(v) = wide.iter().find(|v| !v.is_finite() || v.abs() >= MOST) {
+                    let name = &job.planned.name;
+                    return Err(Error::Unsupported(format!(
+                        "tensor {name:?} holds {v}, which F16 does not; --quant q8_0 writes it"
+                    )));
+                }
+                out.as_chunks_mut().0.iter_mut().zip(wide).for_each(|(o, v)| *o = f32_to_f16(*v).to_le_bytes());
             }
+            blocks => requantise(bytemuck::cast_slice(wide), DType::F32, blocks, self.threads, &mut out)
+                .map_err(|source| ModelError::Quant { name: job.planned.name.clone(), source })?,
         }
         Ok(out)
-    }
-
-    fn turn(&mut self, job: &Job<'_>, piece: &Piece, sink: &mut Sink<'_>) -> Result<()> {
-        let e = job.expert.as_ref().expect("only experts are stored the other way round");
-        let turned = self.turned(job, piece, e)?;
-        Ok(sink(&turned)?)
     }
 
     /// Adds what rounding did to `wide`.
@@ -192,4 +152,33 @@ impl<'a> Filler<'a> {
         };
         self.groups.into_iter().map(quality).collect()
     }
+}
+
+/// The stored rows that become `rows`, those that follow each other together.
+fn runs(order: &Order, rows: std::ops::Range<usize>) -> Vec<std::ops::Range<usize>> {
+    if *order == Order::Stored {
+        return vec![rows];
+    }
+    let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
+    for row in rows.map(|r| order.source(r)) {
+        match runs.last_mut() {
+            Some(run) if run.end == row => run.end += 1,
+            _ => runs.push(row..row + 1),
+        }
+    }
+    runs
+}
+
+/// Rows of `inner` elements with their columns in another order; a value head's columns are whole blocks.
+fn tiled(bytes: &[u8], dtype: DType, inner: usize, tiling: Tiling) -> Vec<u8> {
+    let line = dtype.bytes(inner).expect("rows of whole blocks");
+    let width = dtype.bytes(tiling.width).expect("heads of whole blocks");
+    let heads = Tiling { width: 1, ..tiling };
+    let mut out = Vec::with_capacity(bytes.len());
+    for row in bytes.chunks_exact(line) {
+        for head in (0..line / width).map(|head| heads.source(head)) {
+            out.extend(&row[head * width..(head + 1) * width]);
+        }
+    }
+    out
 }

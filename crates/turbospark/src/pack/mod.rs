@@ -1,4 +1,5 @@
-//! Packing: any checkpoint that can be read, laid out anew for reading from disk, and quantised if asked.
+//! Packing: any checkpoint that can be read, written as a folder laid out for reading from disk or as GGUF files, and
+//! quantised if asked.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), turbospark::Error> {
@@ -12,27 +13,42 @@
 //! # }
 //! ```
 
+mod change;
 mod check;
 mod fill;
+mod folder;
+mod gguf;
+mod rows;
 mod units;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use serde_json::Value;
 use turbospark_models::config::Config;
-use turbospark_models::{LoadAs, Quant, plan};
+use turbospark_models::{LoadAs, Quant};
 use turbospark_weights::gguf::Mmproj;
-use turbospark_weights::packed::{PackError, Writer};
+use turbospark_weights::packed::PackError;
 use turbospark_weights::{Checkpoint, Folder, Sidecar};
 
-use crate::{Cancel, Error, Result};
+use crate::{Cancel, Result};
 pub use check::{Agreement, check};
-use fill::Filler;
-use units::Job;
+
+/// What a checkpoint is written as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PackFormat {
+    /// This program's own folder, in which each layer, expert and vision block is read at once.
+    #[default]
+    Folder,
+    /// `NAME-TYPE.gguf`, and `mmproj-NAME-TYPE.gguf` with the vision tower, which llama.cpp reads too.
+    Gguf,
+}
 
 /// How a checkpoint is packed.
 #[derive(Clone, Debug, Default)]
 pub struct PackOptions {
+    /// What is written.
+    pub format: PackFormat,
+    /// What GGUF files are called; `None` takes the source's name.
+    pub name: Option<String>,
     /// Formats of the trunk's linear weights; `None` keeps every tensor as it is stored and only lays it out.
     pub quant: Option<Quant>,
     /// Formats of the vision tower's, which else stays as it is stored.
@@ -72,6 +88,10 @@ pub struct GroupQuality {
 /// What was packed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackReport {
+    /// What to open: the folder, or the trunk's file.
+    pub model: PathBuf,
+    /// The files of a GGUF model.
+    pub files: Vec<PathBuf>,
     /// Bytes of the packed weights.
     pub bytes: u64,
     /// Bytes of the weights before.
@@ -80,15 +100,29 @@ pub struct PackReport {
     pub resumed: u64,
     /// Weights that stay quantised as they were, although another format was asked for.
     pub kept_quantised: usize,
+    /// Weights with scales of their own, which GGUF has no form for, that became F16.
+    pub widened: usize,
     /// Parts and formats in the order of use; empty for files that an earlier run wrote.
     pub groups: Vec<GroupQuality>,
 }
 
-/// Packs the checkpoint at `source` into the folder `target`, which is new, empty, or of an interrupted run of the
-/// same packing.
+/// A checkpoint that is to be packed.
+struct Source<'a> {
+    path: &'a Path,
+    folder: Folder,
+    config_text: String,
+    config: Config,
+    checkpoint: Checkpoint,
+}
+
+/// Packs the checkpoint at `source` into the folder `target`. As [`PackFormat::Folder`] that is new, empty, or of an
+/// interrupted run of the same packing, which goes on; GGUF files are put beside what is there.
 ///
 /// # Errors
-/// What is wrong with the source, by tensor; the disk's; [`Error::Cancelled`]. What is whole stays for the next run.
+/// What is wrong with the source, by tensor; what GGUF has no words for; the disk's; [`Error::Cancelled`]. Of a folder
+/// what is whole stays for the next run, of GGUF files nothing.
+///
+/// [`Error::Cancelled`]: crate::Error::Cancelled
 pub fn pack(
     source: impl AsRef<Path>,
     target: impl AsRef<Path>,
@@ -96,59 +130,27 @@ pub fn pack(
     cancel: &Cancel,
     progress: &mut dyn FnMut(PackProgress),
 ) -> Result<PackReport> {
-    let (source, target) = (source.as_ref(), target.as_ref());
-    let folder = Folder::open_with(source, &options.mmproj)?;
-    let config_text = folder.require(Sidecar::Config)?;
+    let (path, target) = (source.as_ref(), target.as_ref());
+    let folder = Folder::open_with(path, &options.mmproj)?;
+    let config_text = folder.require(Sidecar::Config)?.into_owned();
     let config = Config::parse(&config_text).map_err(turbospark_models::ModelError::from)?;
     let checkpoint = folder.checkpoint()?;
-    let how = LoadAs {
-        quant: options.quant,
-        vision_quant: options.vision_quant,
-        requantise: options.requantise,
-        threads: options.threads,
-    };
-    let planned = plan(config, &checkpoint, &how)?;
-    let asked = options.quant.is_some() && !options.requantise;
-    let kept_quantised = if asked { planned.iter().filter(|p| units::stays_quantised(p)).count() } else { 0 };
-    let units = units::units(&planned);
-    let layout: Vec<_> = units.iter().map(|(name, jobs)| units::layout(name, jobs)).collect();
-    let mut writer = Writer::new(target, &made(source, &checkpoint, options), checkpoint.conventions(), &layout)?;
-    let (of, resumed) = (writer.total(), writer.resumed());
-    room(target, of - resumed)?;
-    let mut filler = Filler::new(&checkpoint, options.threads);
-    let mut done = resumed;
-    progress(PackProgress { bytes: done, of });
-    writer.write(|[u, t, p], sink| {
-        if cancel.is_cancelled() {
-            return Err(Error::Cancelled);
-        }
-        let job: &Job = &units[u].1[t];
-        filler.fill(job, p, &mut |bytes| {
-            done += bytes.len() as u64;
-            progress(PackProgress { bytes: done, of });
-            sink(bytes)
-        })
-    })?;
-    side_files(&folder, &writer, &config_text)?;
-    writer.finish()?;
-    progress(PackProgress { bytes: of, of });
-    let source_bytes = checkpoint.total_bytes();
-    Ok(PackReport { bytes: of, source_bytes, resumed, kept_quantised, groups: filler.report() })
+    let source = Source { path, folder, config_text, config, checkpoint };
+    match options.format {
+        PackFormat::Folder => folder::pack(&source, target, options, cancel, progress),
+        PackFormat::Gguf => gguf::pack(&source, target, options, cancel, progress),
+    }
 }
 
-/// What the manifest says of its making; a resumed run must say the same.
-fn made(source: &Path, checkpoint: &Checkpoint, options: &PackOptions) -> String {
-    let format = |q: Option<Quant>| q.map_or("as stored".to_owned(), |q| q.to_string());
-    let files: Vec<String> =
-        checkpoint.files().iter().map(|f| format!("{} ({} bytes)", f.name(), f.length())).collect();
-    let name = source.file_name().unwrap_or(source.as_os_str()).to_string_lossy();
-    format!(
-        "from {name}: {}; text {}, vision {}{}",
-        files.join(", "),
-        format(options.quant),
-        format(options.vision_quant),
-        if options.requantise { ", quantised again" } else { "" }
-    )
+impl PackOptions {
+    fn load_as(&self) -> LoadAs {
+        LoadAs {
+            quant: self.quant,
+            vision_quant: self.vision_quant,
+            requantise: self.requantise,
+            threads: self.threads,
+        }
+    }
 }
 
 /// Refuses early where the disk is too small.
@@ -157,25 +159,4 @@ fn room(target: &Path, needed: u64) -> Result<()> {
         Ok(free) if free < needed => Err(PackError::NoSpace { path: target.to_owned(), needed, free }.into()),
         _ => Ok(()),
     }
-}
-
-/// The texts beside the weights; of the configuration without what it said of another program's quantising.
-fn side_files(folder: &Folder, writer: &Writer, config_text: &str) -> Result<()> {
-    let mut config: Value = serde_json::from_str(config_text).expect("it was read as a configuration");
-    for key in ["quantization", "quantization_config", "compression_config"] {
-        if let Some(object) = config.as_object_mut() {
-            object.shift_remove(key);
-        }
-        if let Some(text) = config.get_mut("text_config").and_then(Value::as_object_mut) {
-            text.shift_remove(key);
-        }
-    }
-    let config = serde_json::to_string_pretty(&config).expect("it was read from text");
-    writer.side_file(Sidecar::Config.file_name(), config.as_bytes())?;
-    for sidecar in Sidecar::ALL.into_iter().filter(|s| *s != Sidecar::Config) {
-        if let Some(text) = folder.text(sidecar)? {
-            writer.side_file(sidecar.file_name(), text.as_bytes())?;
-        }
-    }
-    Ok(())
 }

@@ -5,6 +5,8 @@ use turbospark_tensor::Shape;
 use turbospark_weights::packed::{Part, Spec, Unit};
 use turbospark_weights::{Linear, Piece};
 
+use super::change::Change;
+
 /// One tensor to write: a planned one, or an expert's part of it.
 #[derive(Debug)]
 pub(super) struct Job<'a> {
@@ -33,6 +35,22 @@ impl Job<'_> {
         match &self.expert {
             Some(e) => Shape::from([e.rows, e.inner]),
             None => self.planned.source.shape(),
+        }
+    }
+
+    /// Rows and their length, as they are written: of a convolution or a patch embedding rows of the innermost side.
+    pub fn matrix(&self) -> (usize, usize) {
+        let shape = self.shape();
+        let inner = shape.dims().last().copied().unwrap_or(1);
+        (shape.elements() / inner.max(1), inner)
+    }
+
+    /// What a packed folder does to it; `None` where codes and scales are kept apart.
+    pub fn as_stored(&self) -> Option<Change> {
+        match (&self.planned.source, self.planned.target) {
+            (_, Some(dtype)) => Some(Change::to(dtype)),
+            (Linear::Piece(piece), None) => Some(Change::to(piece.dtype())),
+            (Linear::Scaled(_), None) => None,
         }
     }
 
@@ -105,7 +123,7 @@ pub(super) fn layout(name: &str, jobs: &[Job<'_>]) -> Unit {
 }
 
 /// A tensor as it is, one of all experts expert by expert.
-fn jobs(planned: &Planned) -> Vec<Job<'_>> {
+pub(super) fn jobs(planned: &Planned) -> Vec<Job<'_>> {
     let whole = || vec![Job { name: planned.name.clone(), planned, expert: None }];
     let Some((layer, part)) = planned.name.split_once(".experts.") else { return whole() };
     let &[experts, a, b] = planned.source.shape().dims() else { return whole() };
@@ -163,12 +181,11 @@ pub(super) fn part_of(name: &str) -> &'static str {
     }
 }
 
-/// The format for people.
-pub(super) fn format_of(job: &Job<'_>) -> String {
-    match (&job.planned.source, job.planned.target) {
-        (_, Some(dtype)) => dtype.to_string(),
-        (Linear::Piece(piece), None) => piece.dtype().to_string(),
-        (Linear::Scaled(s), None) => s.form.to_string(),
+/// The form of codes and scales for people.
+pub(super) fn form_of(job: &Job<'_>) -> String {
+    match &job.planned.source {
+        Linear::Piece(piece) => piece.dtype().to_string(),
+        Linear::Scaled(s) => s.form.to_string(),
     }
 }
 

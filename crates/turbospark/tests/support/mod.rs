@@ -4,6 +4,7 @@
 pub mod converter;
 pub mod packers;
 pub mod shapes;
+pub mod written;
 
 use std::sync::Arc;
 

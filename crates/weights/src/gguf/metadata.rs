@@ -52,6 +52,11 @@ impl Metadata {
         }
     }
 
+    /// Keys that are not read from a file; `file` stands for one in messages.
+    pub(super) fn of(file: &str, entries: Vec<(String, Value)>) -> Self {
+        Metadata { file: file.to_owned(), entries }
+    }
+
     /// Name of the file it was read from, for messages.
     pub fn file(&self) -> &str {
         &self.file

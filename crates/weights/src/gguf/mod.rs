@@ -15,19 +15,23 @@ mod metadata;
 mod model;
 mod names;
 mod set;
+mod spelling;
 mod tensors;
 mod tokenizer;
 mod types;
 mod value;
+mod writer;
 
 pub use error::{MetadataError, SplitError};
 pub use metadata::Metadata;
 pub use model::Mmproj;
 pub(crate) use model::{GgufModel, trunk_of};
 pub use set::{Set, from_bytes, open, open_set};
+pub use spelling::{architecture, gguf_name};
 pub use tensors::GgufTensor;
-pub use tokenizer::{generation_config_json, tokenizer_config_json, tokenizer_json};
+pub use tokenizer::{TokenizerTexts, generation_config_json, tokenizer_config_json, tokenizer_json, tokenizer_keys};
 pub use value::{Array, Value};
+pub use writer::{NewTensor, Writer};
 
 use crate::{Error, HeaderError, Result, WeightFile};
 use cursor::Cursor;

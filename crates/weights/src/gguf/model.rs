@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use turbospark_tensor::DType;
 
-use super::{Set, config, is_gguf, names, open, tokenizer};
+use super::{Metadata, Set, config, is_gguf, names, open, tokenizer};
 use crate::checkpoint::Table;
 use crate::{Checkpoint, Error, Result, WeightFile, error::shorten};
 
@@ -54,6 +54,11 @@ impl GgufModel {
             trunk,
             tower,
         })
+    }
+
+    /// The trunk's keys.
+    pub(crate) fn metadata(&self) -> &Metadata {
+        &self.trunk.metadata
     }
 
     /// All tensors under the published names.

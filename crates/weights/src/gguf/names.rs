@@ -8,13 +8,10 @@
 use turbospark_tensor::mutant::{Mutant, active};
 use turbospark_tensor::{DType, Shape};
 
+use super::spelling::{TOWER, tower_name, trunk_name};
 use super::{GgufTensor, Metadata, Set};
 use crate::checkpoint::{Conventions, Entry, FileId, Foreign, Table, add};
 use crate::{Error, Made, Place, Result, WeightFile};
-
-/// Where the published names of the trunk begin.
-const TRUNK: &str = "model.language_model";
-const TOWER: &str = "model.visual";
 
 /// An architecture of trunks, by `general.architecture`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +26,7 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    const ALL: [Arch; 7] =
+    pub(super) const ALL: [Arch; 7] =
         [Arch::Qwen3Vl, Arch::Qwen3VlMoe, Arch::Qwen35, Arch::Qwen35Moe, Arch::Qwen3, Arch::Qwen3Moe, Arch::Llama];
 
     /// The name in the file.
@@ -116,12 +113,12 @@ pub(crate) fn trunk(set: &Set, shape: TrunkShape, first: usize, files: &[WeightF
         let name = trunk_name(&tensor.name, shape.layers, fused).unwrap_or_else(|| tensor.name.clone());
         let mut entry = entry(FileId::nth(first + file), tensor);
         if let Entry::Place(place) = &mut entry {
-            match place.shape.dims() {
-                &[channels, kernel] if name.ends_with("conv1d.weight") => {
+            match *place.shape.dims() {
+                [channels, kernel] if name.ends_with("conv1d.weight") => {
                     place.shape = Shape::from([channels, 1, kernel]);
                 }
-                &[hidden] if name.ends_with("shared_expert_gate.weight") => place.shape = Shape::from([1, hidden]),
-                &[heads, 1] if name.ends_with("A_log") => place.shape = Shape::from([heads]),
+                [hidden] if name.ends_with("shared_expert_gate.weight") => place.shape = Shape::from([1, hidden]),
+                [heads, 1] if name.ends_with("A_log") => place.shape = Shape::from([heads]),
                 _ => {}
             }
             let heads = match shape.arch {
@@ -189,98 +186,6 @@ fn entry(file: FileId, tensor: &GgufTensor) -> Entry {
     }
 }
 
-fn trunk_name(name: &str, layers: usize, fused: bool) -> Option<String> {
-    let outer = match name {
-        "token_embd.weight" => Some("embed_tokens.weight"),
-        "output_norm.weight" => Some("norm.weight"),
-        "output.weight" => return Some("lm_head.weight".to_owned()),
-        _ => None,
-    };
-    if let Some(outer) = outer {
-        return Some(format!("{TRUNK}.{outer}"));
-    }
-    let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
-    if layer.parse::<usize>().ok()? >= layers {
-        return Some(format!("mtp.layers.{layer}.{part}"));
-    }
-    let part = match part {
-        "attn_norm.weight" => "input_layernorm.weight",
-        "ffn_norm.weight" | "post_attention_norm.weight" => "post_attention_layernorm.weight",
-        "attn_q.weight" => "self_attn.q_proj.weight",
-        "attn_k.weight" => "self_attn.k_proj.weight",
-        "attn_v.weight" => "self_attn.v_proj.weight",
-        "attn_output.weight" => "self_attn.o_proj.weight",
-        "attn_q_norm.weight" => "self_attn.q_norm.weight",
-        "attn_k_norm.weight" => "self_attn.k_norm.weight",
-        "ffn_gate.weight" => "mlp.gate_proj.weight",
-        "ffn_up.weight" => "mlp.up_proj.weight",
-        "ffn_down.weight" => "mlp.down_proj.weight",
-        "ffn_gate_inp.weight" => "mlp.gate.weight",
-        "ffn_gate_exps.weight" => "mlp.experts.gate_proj.weight",
-        "ffn_up_exps.weight" => "mlp.experts.up_proj.weight",
-        "ffn_gate_up_exps.weight" => "mlp.experts.gate_up_proj",
-        "ffn_down_exps.weight" if fused => "mlp.experts.down_proj",
-        "ffn_down_exps.weight" => "mlp.experts.down_proj.weight",
-        "ffn_gate_shexp.weight" => "mlp.shared_expert.gate_proj.weight",
-        "ffn_up_shexp.weight" => "mlp.shared_expert.up_proj.weight",
-        "ffn_down_shexp.weight" => "mlp.shared_expert.down_proj.weight",
-        "ffn_gate_inp_shexp.weight" => "mlp.shared_expert_gate.weight",
-        "attn_qkv.weight" => "linear_attn.in_proj_qkv.weight",
-        "attn_gate.weight" => "linear_attn.in_proj_z.weight",
-        "ssm_alpha.weight" => "linear_attn.in_proj_a.weight",
-        "ssm_beta.weight" => "linear_attn.in_proj_b.weight",
-        "ssm_conv1d.weight" => "linear_attn.conv1d.weight",
-        "ssm_a" => "linear_attn.A_log",
-        "ssm_dt.bias" => "linear_attn.dt_bias",
-        "ssm_norm.weight" => "linear_attn.norm.weight",
-        "ssm_out.weight" => "linear_attn.out_proj.weight",
-        _ => return None,
-    };
-    Some(format!("{TRUNK}.layers.{layer}.{part}"))
-}
-
-fn tower_name(name: &str, deepstack: &[usize]) -> Option<String> {
-    let (part, kind) = name.rsplit_once('.')?;
-    let part = match part {
-        "v.patch_embd" => "patch_embed.proj".to_owned(),
-        "v.position_embd" => "pos_embed".to_owned(),
-        "v.post_ln" => "merger.norm".to_owned(),
-        "mm.0" => "merger.linear_fc1".to_owned(),
-        "mm.2" => "merger.linear_fc2".to_owned(),
-        _ => {
-            let (place, part) = part.strip_prefix("v.")?.rsplit_once('.')?;
-            let (list, number) = place.split_once('.')?;
-            let number: usize = number.parse().ok()?;
-            match (list, part) {
-                ("deepstack", part) => {
-                    let part = match part {
-                        "norm" => "norm",
-                        "fc1" => "linear_fc1",
-                        "fc2" => "linear_fc2",
-                        _ => return None,
-                    };
-                    let at = deepstack.iter().position(|&block| block == number)?;
-                    format!("deepstack_merger_list.{at}.{part}")
-                }
-                ("blk", part) => {
-                    let part = match part {
-                        "ln1" => "norm1",
-                        "ln2" => "norm2",
-                        "attn_qkv" => "attn.qkv",
-                        "attn_out" => "attn.proj",
-                        "ffn_up" => "mlp.linear_fc1",
-                        "ffn_down" => "mlp.linear_fc2",
-                        _ => return None,
-                    };
-                    format!("blocks.{number}.{part}")
-                }
-                _ => return None,
-            }
-        }
-    };
-    Some(format!("{TOWER}.{part}.{kind}"))
-}
-
 /// `[out, c, h, w]` of each frame as `[out, c, 2, h, w]`.
 fn interleaved(frames: [Option<Place>; 2]) -> Option<Entry> {
     let [Some(first), Some(second)] = frames else { return frames.into_iter().flatten().next().map(Entry::Place) };
@@ -316,32 +221,4 @@ fn halves(place: Place, heads: usize) -> Entry {
             to.copy_from_slice(&parts[0][from * row..(from + 1) * row]);
         }
     }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_become_the_published_ones() {
-        for (name, expected) in [
-            ("token_embd.weight", "model.language_model.embed_tokens.weight"),
-            ("output.weight", "lm_head.weight"),
-            ("blk.3.ssm_a", "model.language_model.layers.3.linear_attn.A_log"),
-            ("blk.4.attn_q.weight", "mtp.layers.4.attn_q.weight"),
-            ("blk.0.ffn_down_exps.weight", "model.language_model.layers.0.mlp.experts.down_proj.weight"),
-        ] {
-            assert_eq!(trunk_name(name, 4, false).as_deref(), Some(expected));
-        }
-        assert_eq!(trunk_name("blk.0.attn_q.bias", 4, false), None);
-        for (name, expected) in [
-            ("v.deepstack.5.fc2.bias", "model.visual.deepstack_merger_list.1.linear_fc2.bias"),
-            ("v.blk.7.ln2.weight", "model.visual.blocks.7.norm2.weight"),
-            ("mm.2.weight", "model.visual.merger.linear_fc2.weight"),
-            ("v.post_ln.bias", "model.visual.merger.norm.bias"),
-        ] {
-            assert_eq!(tower_name(name, &[2, 5]).as_deref(), Some(expected));
-        }
-        assert_eq!(tower_name("v.deepstack.3.fc2.bias", &[2, 5]), None);
-    }
 }

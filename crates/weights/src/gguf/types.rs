@@ -40,6 +40,14 @@ impl GgmlType {
     }
 }
 
+/// The number of a type; `None` for those that only other formats have.
+pub(super) fn number(dtype: DType) -> Option<u32> {
+    (0..HIGHEST).find(|&number| self::dtype(number) == Some(dtype))
+}
+
+/// Above all numbers that are known.
+const HIGHEST: u32 = 64;
+
 fn dtype(number: u32) -> Option<DType> {
     Some(match number {
         0 => DType::F32,
@@ -80,9 +88,10 @@ mod tests {
 
     #[test]
     fn every_block_type_has_one_number() {
-        let known: Vec<_> = (0..64).filter_map(dtype).collect();
+        let known: Vec<_> = (0..HIGHEST).filter_map(dtype).collect();
         for block in DType::BLOCKS {
             assert_eq!(known.iter().filter(|&&d| d == block).count(), 1, "{block}");
+            assert_eq!(number(block).and_then(dtype), Some(block));
         }
     }
 }

@@ -158,6 +158,71 @@ impl Array {
     }
 }
 
+impl Value {
+    /// The number of its type, and its bytes.
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        let mut put = |kind: u32, bytes: &[u8]| {
+            out.extend(kind.to_le_bytes());
+            out.extend(bytes);
+        };
+        match self {
+            Value::U8(v) => put(0, &v.to_le_bytes()),
+            Value::I8(v) => put(1, &v.to_le_bytes()),
+            Value::U16(v) => put(2, &v.to_le_bytes()),
+            Value::I16(v) => put(3, &v.to_le_bytes()),
+            Value::U32(v) => put(4, &v.to_le_bytes()),
+            Value::I32(v) => put(5, &v.to_le_bytes()),
+            Value::F32(v) => put(6, &v.to_le_bytes()),
+            Value::Bool(v) => put(7, &[u8::from(*v)]),
+            Value::String(v) => {
+                put(8, &[]);
+                write_text(v, out);
+            }
+            Value::Array(v) => {
+                put(9, &[]);
+                v.write(out);
+            }
+            Value::U64(v) => put(10, &v.to_le_bytes()),
+            Value::I64(v) => put(11, &v.to_le_bytes()),
+            Value::F64(v) => put(12, &v.to_le_bytes()),
+        }
+    }
+}
+
+impl Array {
+    fn write(&self, out: &mut Vec<u8>) {
+        fn put<const N: usize>(kind: u32, out: &mut Vec<u8>, elements: impl ExactSizeIterator<Item = [u8; N]>) {
+            out.extend(kind.to_le_bytes());
+            out.extend((elements.len() as u64).to_le_bytes());
+            out.extend(elements.flatten());
+        }
+        match self {
+            Array::U8(v) => put(0, out, v.iter().map(|v| v.to_le_bytes())),
+            Array::I8(v) => put(1, out, v.iter().map(|v| v.to_le_bytes())),
+            Array::U16(v) => put(2, out, v.iter().map(|v| v.to_le_bytes())),
+            Array::I16(v) => put(3, out, v.iter().map(|v| v.to_le_bytes())),
+            Array::U32(v) => put(4, out, v.iter().map(|v| v.to_le_bytes())),
+            Array::I32(v) => put(5, out, v.iter().map(|v| v.to_le_bytes())),
+            Array::F32(v) => put(6, out, v.iter().map(|v| v.to_le_bytes())),
+            Array::Bool(v) => put(7, out, v.iter().map(|v| [u8::from(*v)])),
+            Array::String(v) => {
+                out.extend(8u32.to_le_bytes());
+                out.extend((v.len() as u64).to_le_bytes());
+                v.iter().for_each(|v| write_text(v, out));
+            }
+            Array::U64(v) => put(10, out, v.iter().map(|v| v.to_le_bytes())),
+            Array::I64(v) => put(11, out, v.iter().map(|v| v.to_le_bytes())),
+            Array::F64(v) => put(12, out, v.iter().map(|v| v.to_le_bytes())),
+        }
+    }
+}
+
+/// A string as it lies in a file: its length and its bytes.
+pub(super) fn write_text(text: &str, out: &mut Vec<u8>) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
 /// What values are read for: their place in the file and their name in messages.
 pub(super) struct Reader<'c, 'f> {
     pub(super) cursor: &'c mut Cursor<'f>,

@@ -12,7 +12,7 @@ use crate::Conventions;
 /// What says how far an interrupted run came.
 const JOURNAL_NAME: &str = "turbospark.partial.json";
 
-/// Why a folder was not written.
+/// Why a folder or file was not written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PackError {
@@ -27,6 +27,9 @@ pub enum PackError {
     /// A folder with something else in it.
     #[error("{}: there is something else in this folder; name an empty or new one", .0.display())]
     NotEmpty(PathBuf),
+    /// A file that would be written over.
+    #[error("{}: there is such a file already; remove it, or name another folder", .0.display())]
+    Exists(PathBuf),
     /// The disk is too small.
     #[error("{}: {needed} bytes are needed and {free} are free", path.display())]
     NoSpace {

@@ -6,6 +6,8 @@
 
 mod bpe;
 mod config;
+mod export;
+mod export_texts;
 mod keys;
 mod pre;
 mod spm;
@@ -19,6 +21,7 @@ use super::Metadata;
 use crate::{MetadataError, Result, error::shorten};
 
 pub use config::{generation_config_json, tokenizer_config_json};
+pub use export::{TokenizerTexts, tokenizer_keys};
 
 /// The text of a `tokenizer.json`, from `tokenizer.ggml.*`.
 ///

@@ -30,6 +30,8 @@ const QWEN2: &str =
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+
 const KNOWN: &[Pre] = &[
     Pre { names: &["qwen2"], nfc: true, cuts: &[Cut::Regex(QWEN2)], ignore_merges: false, add_bos: false },
     Pre { names: &["qwen35"], nfc: true, cuts: &[Cut::Regex(QWEN35)], ignore_merges: false, add_bos: false },
@@ -57,6 +59,13 @@ impl Pre {
         KNOWN.iter().find(|pre| pre.names.contains(&name))
     }
 
+    /// The first that cuts as the pre-tokenizer of a `tokenizer.json` does, and its name.
+    pub(super) fn recognised(pre_tokenizer: &Value) -> Option<(&'static str, &'static Pre)> {
+        let cuts = cuts(pre_tokenizer)?;
+        let same = |pre: &&Pre| pre.cuts.iter().map(Cut::spelled).eq(cuts.iter().map(String::as_str));
+        KNOWN.iter().find(same).map(|pre| (pre.names[0], pre))
+    }
+
     /// The names that are understood.
     pub(super) fn known() -> String {
         let names: Vec<_> = KNOWN.iter().flat_map(|pre| pre.names).copied().collect();
@@ -75,7 +84,7 @@ impl Pre {
         let cut = |cut: &Cut| match cut {
             Cut::Regex(regex) => split(regex),
             Cut::Digits => json!({ "type": "Digits", "individual_digits": true }),
-            Cut::Gpt2 => split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
+            Cut::Gpt2 => split(GPT2),
         };
         let mut steps: Vec<_> = first.iter().map(cut).collect();
         match last {
@@ -83,5 +92,61 @@ impl Pre {
             last => steps.extend([cut(last), byte_level(false)]),
         }
         json!({ "type": "Sequence", "pretokenizers": steps })
+    }
+}
+
+/// Stands for single digits among patterns.
+const DIGITS: &str = "digits";
+
+impl Cut {
+    fn spelled(&self) -> &'static str {
+        match self {
+            Cut::Regex(regex) => regex,
+            Cut::Digits => DIGITS,
+            Cut::Gpt2 => GPT2,
+        }
+    }
+}
+
+/// The patterns of a pre-tokenizer that ends in the alphabet of bytes; `None` for any other.
+fn cuts(pre_tokenizer: &Value) -> Option<Vec<String>> {
+    let steps = match pre_tokenizer["type"].as_str()? {
+        "Sequence" => pre_tokenizer["pretokenizers"].as_array()?.as_slice(),
+        _ => std::slice::from_ref(pre_tokenizer),
+    };
+    let (last, first) = steps.split_last()?;
+    let mut cuts = Vec::new();
+    for step in first {
+        cuts.push(match step["type"].as_str()? {
+            "Split" if step["behavior"] == "Isolated" && step["invert"] != true => {
+                step["pattern"]["Regex"].as_str()?.to_owned()
+            }
+            "Digits" if step["individual_digits"] == true => DIGITS.to_owned(),
+            _ => return None,
+        });
+    }
+    if last["type"] != "ByteLevel" || last["add_prefix_space"] == true {
+        return None;
+    }
+    if last["use_regex"] != false {
+        cuts.push(GPT2.to_owned());
+    }
+    Some(cuts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pre_tokenizer_is_recognised_by_what_it_does() {
+        for pre in KNOWN {
+            let (name, _) = Pre::recognised(&pre.pre_tokenizer()).unwrap();
+            assert!(pre.names.contains(&name), "{name}");
+        }
+        let other = json!({"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": "x"}, "behavior": "Isolated", "invert": false},
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}]});
+        assert!(Pre::recognised(&other).is_none() && Pre::recognised(&Value::Null).is_none());
     }
 }
