@@ -269,6 +269,17 @@ fn typed_literals_stay_text_though_merges_lead_to_control_tokens() {
 }
 
 #[test]
+fn a_control_token_is_found_without_a_space_before_it() {
+    let mut file = legacy();
+    file["added_tokens"][2]["normalized"] = json!(true);
+    file["model"]["merges"].as_array_mut().unwrap().retain(|merge| *merge != json!(["</", "s>"]));
+    let the = ours(&file).token_id("▁the").unwrap();
+    assert_eq!(ours(&file).encode_template("the</s>").unwrap(), [the, EOS]);
+    // Not so by the letter of the file.
+    assert!(!ids(&reference(&file), "the</s>", false).contains(&EOS));
+}
+
+#[test]
 fn a_conversation_has_the_templates_control_tokens_and_bos_once() {
     let tokenizer = Tokenizer::from_json(
         legacy().to_string().as_bytes(),

@@ -25,6 +25,9 @@ pub(super) struct TokenizerFile {
 }
 
 /// An entry of `added_tokens`, and of `added_tokens_decoder` where the id is the key.
+///
+/// `normalized` is not read. Old files of Llama set it for `</s>`, which a normalizer then makes `▁</s>`: found
+/// behind a space only, though the model was trained on the token alone.
 #[derive(Deserialize)]
 pub(super) struct AddedEntry {
     pub(super) id: Option<u32>,
