@@ -30,5 +30,5 @@ pub use prompt::{
 };
 pub use stop::{StopStep, StopStrings};
 pub use template::{ChatTemplate, RenderOptions};
-pub use tokenizer::{BpeParts, Tokenizer};
+pub use tokenizer::Tokenizer;
 pub use utf8::Utf8Stream;

@@ -225,12 +225,15 @@ fn joined(segments: Vec<Segment>) -> Vec<Segment> {
 /// Encodes segments.
 pub fn encode_segments(tokenizer: &Tokenizer, segments: &[Segment]) -> Result<ExpandedPrompt> {
     let mut prompt = ExpandedPrompt::default();
+    // Some tokenizers write a space before the first word of a text, but not behind a control token.
+    let mut begins = true;
     for segment in segments {
         match segment {
             Segment::Control(id) => prompt.ids.push(*id),
-            Segment::Plain(text) => tokenizer.append_text(text, &mut prompt.ids)?,
+            Segment::Plain(text) => tokenizer.append_text(text, begins, &mut prompt.ids)?,
             &Segment::Pads { id, tokens, modality, index } => prompt.push_pads(id, tokens, modality, index),
         }
+        begins &= *segment == Segment::Plain(String::new());
         prompt.modality.resize(prompt.ids.len(), Modality::Text as u8);
     }
     Ok(prompt)

@@ -148,6 +148,16 @@ impl Model {
         self.prompt_from_ids(encoded.ids, visuals, spans)
     }
 
+    /// The prompt of a text to be continued, without a template: it begins as the tokenizer says, and nothing in it
+    /// is a control token.
+    ///
+    /// # Errors
+    /// A text that can't be tokenised, or of no tokens.
+    pub fn prompt_from_text(&self, text: &str) -> Result<Prompt> {
+        let ids = self.inner.tokenizer.encode_plain_prompt(text)?;
+        self.prompt_from_ids(ids, Vec::new(), Vec::new())
+    }
+
     /// A prompt of ids with images at the given spans (no clips); positions are worked out here.
     ///
     /// # Errors

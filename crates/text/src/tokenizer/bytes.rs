@@ -43,11 +43,6 @@ impl Alphabet {
         }
         true
     }
-
-    /// All 256 characters.
-    pub(super) fn chars() -> impl Iterator<Item = char> {
-        (0..=u8::MAX).map(char_of)
-    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ pub(super) struct TokenizerConfig {
     /// `eos_token` -> `<|im_end|>` and its like; the template sees them under these names.
     pub(super) names: BTreeMap<String, String>,
     pub(super) added: Vec<AddedToken>,
+    /// Where it is set, it overrides the post-processor of `tokenizer.json`.
+    pub(super) add_bos_token: Option<bool>,
 }
 
 pub(super) fn parse(text: &str) -> Result<TokenizerConfig> {
@@ -36,6 +38,12 @@ pub(super) fn parse(text: &str) -> Result<TokenizerConfig> {
             Some(other) => return Err(bad(format!("{name} is {other}, expected a string"))),
         }
     }
+
+    config.add_bos_token = match root.get("add_bos_token") {
+        None | Some(Value::Null) => None,
+        Some(Value::Bool(add)) => Some(*add),
+        Some(other) => return Err(bad(format!("add_bos_token is {other}, expected true or false"))),
+    };
 
     match root.get("added_tokens_decoder") {
         None | Some(Value::Null) => {}

@@ -1,4 +1,4 @@
-//! `tokenizer.json`, read in one pass into the parts that a byte-level BPE needs.
+//! `tokenizer.json`, read in one pass into the parts that a BPE needs.
 //!
 //! The `tokenizers` crate can read the file itself, but it buffers the model as a generic value first
 //! and builds the added tokens in. Here the vocabulary goes straight into its list, and the added
@@ -8,6 +8,7 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 
 #[derive(Deserialize)]
@@ -16,10 +17,17 @@ pub(super) struct TokenizerFile {
     pub(super) added_tokens: Vec<AddedEntry>,
     pub(super) normalizer: Option<NormalizerWrapper>,
     pub(super) pre_tokenizer: Option<PreTokenizerWrapper>,
+    #[serde(default)]
+    pub(super) post_processor: Value,
+    #[serde(default)]
+    pub(super) decoder: Value,
     pub(super) model: ModelFile,
 }
 
 /// An entry of `added_tokens`, and of `added_tokens_decoder` where the id is the key.
+///
+/// `normalized` is not read. Old files of Llama set it for `</s>`, which a normalizer then makes `▁</s>`: found
+/// behind a space only, though the model was trained on the token alone.
 #[derive(Deserialize)]
 pub(super) struct AddedEntry {
     pub(super) id: Option<u32>,
@@ -46,6 +54,9 @@ pub(super) struct ModelFile {
     pub(super) ignore_merges: bool,
     #[serde(default)]
     pub(super) byte_fallback: bool,
+    pub(super) unk_token: Option<String>,
+    #[serde(default)]
+    pub(super) fuse_unk: bool,
     pub(super) dropout: Option<f32>,
     pub(super) continuing_subword_prefix: Option<String>,
     pub(super) end_of_word_suffix: Option<String>,
@@ -88,14 +99,6 @@ impl<'de> Deserialize<'de> for Vocab {
 /// A merge, written `"a b"` or `["a", "b"]`.
 pub(super) struct Merge(pub(super) String, pub(super) String);
 
-impl Merge {
-    pub(super) fn parse(line: &str) -> Option<Merge> {
-        let (a, b) = line.split_once(' ')?;
-        let two_words = !a.is_empty() && !b.is_empty() && !b.contains(' ');
-        two_words.then(|| Merge(a.to_owned(), b.to_owned()))
-    }
-}
-
 impl<'de> Deserialize<'de> for Merge {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct MergeVisitor;
@@ -108,16 +111,21 @@ impl<'de> Deserialize<'de> for Merge {
             }
 
             fn visit_str<E: serde::de::Error>(self, line: &str) -> Result<Merge, E> {
-                Merge::parse(line).ok_or_else(|| E::invalid_value(serde::de::Unexpected::Str(line), &self))
+                match line.split_once(' ') {
+                    Some((a, b)) if !a.is_empty() && !b.is_empty() && !b.contains(' ') => {
+                        Ok(Merge(a.to_owned(), b.to_owned()))
+                    }
+                    _ => Err(E::invalid_value(serde::de::Unexpected::Str(line), &self)),
+                }
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Merge, A::Error> {
                 use serde::de::Error;
-                let a = seq.next_element()?;
-                let b = seq.next_element()?;
+                let a: Option<String> = seq.next_element()?;
+                let b: Option<String> = seq.next_element()?;
                 let end = seq.next_element::<IgnoredAny>()?;
                 match (a, b, end) {
-                    (Some(a), Some(b), None) => Ok(Merge(a, b)),
+                    (Some(a), Some(b), None) if !a.is_empty() && !b.is_empty() => Ok(Merge(a, b)),
                     _ => Err(A::Error::custom("a merge must hold exactly two tokens")),
                 }
             }

@@ -1,56 +1,56 @@
-//! The checkpoint's byte-level BPE tokenizer.
+//! The checkpoint's BPE tokenizer, byte-level or SentencePiece's.
 //!
-//! The model inside holds no added tokens. Template text is cut at their literals first
+//! The model inside holds no control tokens. Template text is cut at the literals of added tokens first
 //! ([`Tokenizer::split_template`]) and only the stretches between them reach the model, which is also
 //! how the reference works; typed text reaches the model whole, so no typed literal can become a
 //! control token.
+//!
+//! A character that the vocabulary cannot spell becomes what the reference makes of it: bytes, the unknown
+//! token, or nothing where there is neither.
 
 mod added;
 mod bytes;
 mod config;
+mod encoder;
 mod file;
-mod parts;
+mod post;
+mod spelling;
+mod table;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
+use tokenizers::{Model, PreTokenizerWrapper};
 
 pub(crate) use added::{AddedToken, AddedTokens};
-pub use parts::BpeParts;
+pub(crate) use spelling::LeadingStrip;
 
 use crate::Segment;
 use crate::error::{Result, TextError};
 use crate::prompt::encode_segments;
 use bytes::Alphabet;
-use file::{AddedEntry, Merge, TokenizerFile};
+use config::TokenizerConfig;
+use encoder::Encoder;
+use file::{AddedEntry, Merge, ModelFile, TokenizerFile};
+use spelling::{Pieces, Spelling};
+use table::ByteTable;
 
-/// Ids beyond this are taken for a damaged file; it bounds the table of token bytes.
-const MAX_ID: u32 = 1 << 22;
-
-/// A byte-level BPE tokenizer. Cloning is cheap; clones share the tables.
+/// A BPE tokenizer. Cloning is cheap; clones share the tables.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    model: tokenizers::Tokenizer,
+    encoder: Encoder,
     added: AddedTokens,
     table: ByteTable,
+    strip: Option<LeadingStrip>,
     names: BTreeMap<String, String>,
-}
-
-/// What a BPE tokenizer is made of, whatever file it came from.
-struct Source {
-    vocab: Vec<(String, u32)>,
-    merges: Vec<Merge>,
-    ignore_merges: bool,
-    normalizer: Option<NormalizerWrapper>,
-    pre_tokenizer: PreTokenizerWrapper,
-    added: Vec<AddedToken>,
-    names: BTreeMap<String, String>,
+    bos: Vec<u32>,
+    /// The id of unknown characters, where that is also the token that begins or ends a text.
+    unknown_is_control: Option<u32>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -67,99 +67,82 @@ impl Tokenizer {
     pub fn from_json(tokenizer_json: &[u8], tokenizer_config: Option<&str>) -> Result<Self> {
         let file: TokenizerFile =
             serde_json::from_slice(tokenizer_json).map_err(|error| invalid(format!("tokenizer.json: {error}")))?;
-        let model = file.model;
-        if let Some(kind) = model.kind.as_deref().filter(|&kind| kind != "BPE") {
-            return Err(invalid(format!("model type {kind:?} is not supported, only byte-level BPE")));
-        }
-        let affixed = [&model.continuing_subword_prefix, &model.end_of_word_suffix];
-        let affixed = affixed.into_iter().flatten().any(|affix| !affix.is_empty());
-        if model.byte_fallback || affixed || model.dropout.is_some_and(|p| p != 0.0) {
-            return Err(invalid("byte_fallback, dropout and subword affixes are not supported, only byte-level BPE"));
-        }
-        let pre_tokenizer =
-            file.pre_tokenizer.filter(is_byte_level).ok_or_else(|| invalid("the pre-tokenizer is not byte-level"))?;
-
         let config = match tokenizer_config {
             Some(text) => config::parse(text)?,
-            None => config::TokenizerConfig::default(),
+            None => TokenizerConfig::default(),
         };
-        let mut added = Vec::with_capacity(file.added_tokens.len());
-        for entry in file.added_tokens {
-            let id = entry.id.ok_or_else(|| invalid(format!("added token {:?} has no id", entry.content)))?;
-            added.push(supported(entry, id)?);
-        }
-        for token in config.added {
-            // The same token may be described twice; tokenizer.json decides what it is.
-            if !added.iter().any(|known| known.content == token.content) {
-                added.push(token);
-            }
-        }
-        Tokenizer::build(Source {
-            vocab: model.vocab.0,
-            merges: model.merges,
-            ignore_merges: model.ignore_merges,
-            normalizer: file.normalizer,
-            pre_tokenizer,
-            added,
-            names: config.names,
-        })
-    }
+        let byte_level = file.pre_tokenizer.as_ref().is_some_and(is_byte_level);
+        check_model(&file.model, byte_level)?;
+        let spelling = if byte_level {
+            Spelling::ByteLevel(Box::new(Alphabet::new()))
+        } else {
+            Spelling::Pieces(Pieces::from_decoder(&file.decoder)?)
+        };
 
-    fn build(mut source: Source) -> Result<Self> {
-        let table = ByteTable::new(&source.vocab, &source.added)?;
-        let added = AddedTokens::new(source.added)?;
-        if source.ignore_merges {
-            // Such a model yields any whole word of its vocabulary, so a control token must not be one.
-            source.vocab.retain(|(token, _)| added.prefix_of(token).is_none_or(|a| a.content != *token || !a.special));
-        }
-        let vocab: Vocab = source.vocab.into_iter().collect();
-        for c in Alphabet::chars() {
-            if !vocab.contains_key(c.encode_utf8(&mut [0; 4]) as &str) {
-                return Err(invalid(format!("the vocabulary lacks {c:?}, one of the 256 bytes of a byte-level BPE")));
+        let added = added_tokens(file.added_tokens, config.added)?;
+        let table = ByteTable::new(&file.model.vocab.0, &added, &spelling)?;
+        let added = AddedTokens::new(added)?;
+        let unknown = file.model.unk_token.clone();
+        let encoder =
+            Encoder { model: bpe(file.model, &added)?, normalizer: file.normalizer, pre_tokenizer: file.pre_tokenizer };
+        let strip = match spelling {
+            Spelling::ByteLevel(_) => None,
+            Spelling::Pieces(pieces) => pieces.strip,
+        };
+        let mut inner =
+            Inner { encoder, added, table, strip, names: config.names, bos: Vec::new(), unknown_is_control: None };
+        inner.bos = match config.add_bos_token {
+            Some(false) => Vec::new(),
+            Some(true) => {
+                let id = inner.named_id("bos_token");
+                let error = || TextError::TokenizerConfig("add_bos_token is true, but there is no bos_token".into());
+                vec![id.ok_or_else(error)?]
             }
+            None => post::leading_ids(&file.post_processor)?,
+        };
+        if let Some(id) = inner.bos.iter().find(|&&id| inner.table.get(id).is_none()) {
+            return Err(invalid(format!("post_processor: there is no token {id}")));
         }
-        for token in added.iter() {
-            if let Some(&id) = vocab.get(&token.content)
-                && id != token.id
-            {
-                return Err(invalid(format!(
-                    "added token {:?} has id {}, the vocabulary has it as {id}",
-                    token.content, token.id
-                )));
-            }
-        }
-        // The builder copies both halves into a buffer as long as the longest token.
-        let longest = vocab.keys().map(String::len).max().unwrap_or(0);
-        if let Some(Merge(a, b)) = source.merges.iter().find(|m| m.0.len() + m.1.len() > longest) {
-            return Err(invalid(format!("the merge of {a:?} and {b:?} gives a token outside the vocabulary")));
-        }
-        let merges = source.merges.into_iter().map(|m| (m.0, m.1)).collect();
-        let bpe = BPE::builder()
-            .vocab_and_merges(vocab, merges)
-            .ignore_merges(source.ignore_merges)
-            .build()
-            .map_err(|error| invalid(format!("merges: {error}")))?;
-        let mut model = tokenizers::Tokenizer::new(bpe);
-        model.with_normalizer(source.normalizer).map_err(|error| invalid(error.to_string()))?;
-        model.with_pre_tokenizer(Some(source.pre_tokenizer));
-        Ok(Tokenizer { inner: Arc::new(Inner { model, added, table, names: source.names }) })
+        let control = [inner.named_id("bos_token"), inner.named_id("eos_token")];
+        let unknown = unknown.and_then(|token| inner.id_of(&token));
+        inner.unknown_is_control = unknown.filter(|id| control.contains(&Some(*id)) || inner.bos.contains(id));
+        Ok(Tokenizer { inner: Arc::new(inner) })
     }
 
     /// Encodes text in which nothing is a control token, whatever it spells.
     pub fn encode_text(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
-        self.append_text(text, &mut ids)?;
+        self.append_text(text, true, &mut ids)?;
         Ok(ids)
     }
 
-    pub(crate) fn append_text(&self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
+    /// Encodes a text that no template wrote, to be continued: begins with
+    /// [`bos_for_plain_text`](Tokenizer::bos_for_plain_text), and nothing in it is a control token.
+    pub fn encode_plain_prompt(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = self.inner.bos.clone();
+        self.append_text(text, true, &mut ids)?;
+        Ok(ids)
+    }
+
+    /// What the tokenizer puts before a text that no template wrote: often one token, often none. A chat
+    /// template writes it itself.
+    pub fn bos_for_plain_text(&self) -> &[u32] {
+        &self.inner.bos
+    }
+
+    /// `begins`: whether this is the beginning of the whole text.
+    pub(crate) fn append_text(&self, text: &str, begins: bool, ids: &mut Vec<u32>) -> Result<()> {
         if text.is_empty() {
             return Ok(());
         }
-        let encoding =
-            self.inner.model.encode_fast(text, false).map_err(|error| TextError::Encode(error.to_string()))?;
-        ids.extend_from_slice(encoding.get_ids());
-        Ok(())
+        let start = ids.len();
+        self.inner.encoder.append(text, begins, ids).map_err(|error| TextError::Encode(error.to_string()))?;
+        match self.inner.unknown_is_control {
+            Some(unknown) if ids[start..].contains(&unknown) => Err(TextError::Encode(
+                "it has characters that this tokenizer can only write as the token that begins or ends a text".into(),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Encodes trusted text: literals of added tokens become those tokens.
@@ -186,9 +169,7 @@ impl Tokenizer {
 
     /// The id of a token as the file spells it: `<|im_end|>`, or `Ġthe` for " the".
     pub fn token_id(&self, token: &str) -> Option<u32> {
-        let added = self.inner.added.prefix_of(token);
-        let added = added.filter(|added| added.content == token);
-        added.map(|added| added.id).or_else(|| self.inner.model.token_to_id(token))
+        self.inner.id_of(token)
     }
 
     /// The bytes a token stands for; none for ids that no token has.
@@ -207,12 +188,12 @@ impl Tokenizer {
 
     /// One more than the largest id. A model's head may be wider; its further rows are no tokens.
     pub fn vocab_size(&self) -> usize {
-        self.inner.table.ends.len()
+        self.inner.table.len()
     }
 
     /// The id of `eos_token` in `tokenizer_config.json`.
     pub fn eos_token_id(&self) -> Option<u32> {
-        self.token_id(self.inner.names.get("eos_token")?)
+        self.inner.named_id("eos_token")
     }
 
     /// Special tokens by name (`eos_token`, `pad_token`, ...), as the template may ask for them.
@@ -223,6 +204,105 @@ impl Tokenizer {
     pub(crate) fn added(&self) -> &AddedTokens {
         &self.inner.added
     }
+
+    pub(crate) fn leading_strip(&self) -> Option<LeadingStrip> {
+        self.inner.strip
+    }
+}
+
+impl Inner {
+    fn id_of(&self, token: &str) -> Option<u32> {
+        let added = self.added.prefix_of(token).filter(|added| added.content == token);
+        // The model knows no token that is empty; see `bpe`.
+        let plain = || self.encoder.model.token_to_id(token).filter(|_| !token.is_empty());
+        added.map(|added| added.id).or_else(plain)
+    }
+
+    fn named_id(&self, name: &str) -> Option<u32> {
+        self.id_of(self.names.get(name)?)
+    }
+}
+
+/// Refuses models that encode or decode by rules that are not followed here.
+fn check_model(model: &ModelFile, byte_level: bool) -> Result<()> {
+    if let Some(kind) = model.kind.as_deref().filter(|&kind| kind != "BPE") {
+        return Err(invalid(format!("model type {kind:?} is not supported, only BPE")));
+    }
+    let affixes = [&model.continuing_subword_prefix, &model.end_of_word_suffix];
+    if affixes.into_iter().flatten().any(|affix| !affix.is_empty()) || model.dropout.is_some_and(|p| p != 0.0) {
+        return Err(invalid("dropout and subword affixes are not supported"));
+    }
+    if byte_level && model.byte_fallback {
+        // It would spell the character that stands for a byte, and decode to that.
+        return Err(invalid("byte_fallback in a byte-level vocabulary is not supported"));
+    }
+    if model.vocab.0.is_empty() {
+        return Err(invalid("the vocabulary is empty"));
+    }
+    Ok(())
+}
+
+/// The added tokens of both files.
+fn added_tokens(entries: Vec<AddedEntry>, config: Vec<AddedToken>) -> Result<Vec<AddedToken>> {
+    let mut added = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let id = entry.id.ok_or_else(|| invalid(format!("added token {:?} has no id", entry.content)))?;
+        added.push(supported(entry, id)?);
+    }
+    for token in config {
+        // The same token may be described twice; tokenizer.json decides what it is.
+        if !added.iter().any(|known| known.content == token.content) {
+            added.push(token);
+        }
+    }
+    Ok(added)
+}
+
+/// The model without its control tokens, which no text may lead to.
+///
+/// Converters of SentencePiece models cut control tokens into merges like any other, and a model that
+/// ignores merges yields any word of its vocabulary. A single character is a letter, whatever else it is.
+fn bpe(file: ModelFile, added: &AddedTokens) -> Result<BPE> {
+    let mut vocab: Vocab = file.vocab.0.into_iter().collect();
+    for token in added.iter() {
+        if let Some(&id) = vocab.get(&token.content)
+            && id != token.id
+        {
+            return Err(invalid(format!(
+                "added token {:?} has id {}, the vocabulary has it as {id}",
+                token.content, token.id
+            )));
+        }
+    }
+    // The builder copies both halves into a buffer as long as the longest token.
+    let longest = vocab.keys().map(String::len).max().unwrap_or(0);
+    if let Some(Merge(a, b)) = file.merges.iter().find(|m| m.0.len() + m.1.len() > longest) {
+        return Err(invalid(format!("the merge of {a:?} and {b:?} gives a token outside the vocabulary")));
+    }
+
+    let control = added.iter().filter(|token| token.special && token.content.chars().nth(1).is_some());
+    let control: HashSet<&str> = control.map(|token| token.content.as_str()).collect();
+    let control = |token: &str| control.contains(token);
+    let mut unknown = file.unk_token;
+    if let Some(token) = unknown.as_mut().filter(|token| control(token))
+        && let Some(&id) = vocab.get(token)
+    {
+        // Under a name that no text has, so that only an unknown character leads to it.
+        token.clear();
+        vocab.insert(String::new(), id);
+    }
+    vocab.retain(|token, _| !control(token));
+    let merges = file.merges.into_iter().map(|m| (m.0, m.1));
+    let merges = merges.filter(|(a, b)| !control(a) && !control(b) && !control(&format!("{a}{b}")));
+    let mut bpe = BPE::builder()
+        .vocab_and_merges(vocab, merges.collect())
+        .ignore_merges(file.ignore_merges)
+        .byte_fallback(file.byte_fallback)
+        .fuse_unk(file.fuse_unk);
+    if let Some(unknown) = unknown {
+        bpe = bpe.unk_token(unknown);
+    }
+    bpe.build().map_err(|error| invalid(format!("merges: {error}")))
 }
 
 fn invalid(message: impl Into<String>) -> TextError {
@@ -243,70 +323,5 @@ fn is_byte_level(pre_tokenizer: &PreTokenizerWrapper) -> bool {
         PreTokenizerWrapper::ByteLevel(_) => true,
         PreTokenizerWrapper::Sequence(steps) => steps.as_ref().iter().any(is_byte_level),
         _ => false,
-    }
-}
-
-/// Bytes of all tokens in one buffer: a vocabulary has a quarter of a million of them.
-struct ByteTable {
-    bytes: Vec<u8>,
-    /// Where token `i` ends; it begins where the one before ends.
-    ends: Vec<u32>,
-    kinds: Vec<Kind>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Missing,
-    Plain,
-    Special,
-}
-
-impl ByteTable {
-    fn new(vocab: &[(String, u32)], added: &[AddedToken]) -> Result<Self> {
-        let ids = vocab.iter().map(|&(_, id)| id);
-        let largest = ids.chain(added.iter().map(|token| token.id)).max();
-        let largest = largest.ok_or_else(|| invalid("the vocabulary is empty"))?;
-        if largest >= MAX_ID {
-            return Err(invalid(format!("token id {largest} is beyond {MAX_ID}, the largest supported")));
-        }
-        let plain = vocab.iter().map(|(token, id)| (*id, None, token));
-        let added = added.iter().map(|t| (t.id, Some(t.special), &t.content));
-        let mut order: Vec<(u32, Option<bool>, &String)> = plain.chain(added).collect();
-        // Stable: an added token comes after the vocabulary's entry of the same id and replaces it.
-        order.sort_by_key(|&(id, ..)| id);
-
-        let alphabet = Alphabet::new();
-        let mut table = ByteTable {
-            bytes: Vec::with_capacity(vocab.len() * 8),
-            ends: Vec::with_capacity(largest as usize + 1),
-            kinds: Vec::with_capacity(largest as usize + 1),
-        };
-        let mut order = order.as_slice();
-        for id in 0..=largest {
-            let same = order.iter().take_while(|entry| entry.0 == id).count();
-            let (entries, rest) = order.split_at(same);
-            order = rest;
-            let kind = match entries.last() {
-                None => Kind::Missing,
-                Some((_, special, token)) => {
-                    let spelled = special.is_none() && alphabet.append(token, &mut table.bytes);
-                    if !spelled {
-                        table.bytes.extend_from_slice(token.as_bytes());
-                    }
-                    if *special == Some(true) { Kind::Special } else { Kind::Plain }
-                }
-            };
-            table.ends.push(table.bytes.len() as u32);
-            table.kinds.push(kind);
-        }
-        Ok(table)
-    }
-
-    fn get(&self, id: u32) -> Option<(&[u8], bool)> {
-        let id = id as usize;
-        let kind = *self.kinds.get(id).filter(|&&kind| kind != Kind::Missing)?;
-        let start = if id == 0 { 0 } else { self.ends[id - 1] };
-        let bytes = &self.bytes[start as usize..self.ends[id] as usize];
-        Some((bytes, kind == Kind::Special))
     }
 }
