@@ -1,7 +1,7 @@
 //! How many bytes of weights a pass reads: what decoding is bound by.
 
 use crate::blocks::mlp::{DenseWeights, Mlp, ResidentExperts, Routed};
-use crate::trunk::{Mixer, Trunk};
+use crate::trunk::{Embedding, Head, Mixer, Trunk};
 use crate::weight::{Matrix, Weight};
 
 impl Trunk {
@@ -10,7 +10,15 @@ impl Trunk {
     /// The embedding counts as `rows` rows and once more, whole, where it is the head too. Of `E` experts with
     /// `k` a row, `E * (1 - (1 - k / E)^rows)` count: as many as differ on average where each row draws its own.
     pub fn weight_bytes(&self, rows: usize) -> f64 {
-        let embed = self.embed.bytes() / self.config.vocab_size as f64 * rows as f64;
+        let head = match &self.lm_head {
+            Head::Whole(weight) => weight.bytes(),
+            Head::Shards(shards) => shards.iter().map(|(_, weight, _)| weight.bytes()).sum(),
+        };
+        let table = match &self.embed {
+            Embedding::Table(table) => table.bytes(),
+            Embedding::Streamed(_) => head,
+        };
+        let embed = table / self.config.vocab_size as f64 * rows as f64;
         let layers: f64 = self
             .layers
             .iter()
@@ -31,7 +39,7 @@ impl Trunk {
                 mixer + norms + self.mlp_bytes(&layer.mlp, rows)
             })
             .sum();
-        embed + layers + self.norm.weight.bytes() + self.lm_head.bytes()
+        embed + layers + self.norm.weight.bytes() + head
     }
 
     fn mlp_bytes(&self, mlp: &Mlp, rows: usize) -> f64 {

@@ -15,7 +15,7 @@ use crate::cache::Cache;
 use crate::config::{Family, TextConfig};
 use crate::rope::TextRope;
 use crate::scratch::{Plan, Region, Scratch};
-use crate::stream::Ring;
+use crate::stream::{Ring, StreamedTable};
 use crate::weight::{Matrix, Weight};
 use crate::{ModelError, Result, qwen3_5, qwen3_vl};
 
@@ -44,15 +44,35 @@ pub(crate) struct Layer {
     pub mlp: Mlp,
 }
 
+/// Where the rows of tokens come from.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one a model, and never moved")]
+pub(crate) enum Embedding {
+    /// A table on the device.
+    Table(Matrix),
+    /// A table on the disk.
+    Streamed(StreamedTable),
+}
+
+/// The weights that make logits.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one a model, and never moved")]
+pub(crate) enum Head {
+    /// `[vocab_size, hidden]`.
+    Whole(Matrix),
+    /// Ranges of its rows, each a unit of the ring: first row, weights and unit.
+    Shards(Vec<(usize, Matrix, usize)>),
+}
+
 /// The decoder of any family.
 #[derive(Debug)]
 pub struct Trunk {
     pub(crate) family: Family,
     pub(crate) config: TextConfig,
-    pub(crate) embed: Matrix,
+    pub(crate) embed: Embedding,
     pub(crate) layers: Vec<Layer>,
     pub(crate) norm: Norm,
-    pub(crate) lm_head: Matrix,
+    pub(crate) lm_head: Head,
     pub(crate) rope: TextRope,
     /// Of the tower; only the mutants that misplace deepstack rows ask.
     pub(crate) deepstack_blocks: Vec<usize>,
@@ -262,6 +282,9 @@ impl Trunk {
         device.write_i32(layout.wanted.of(buffer), &inputs.wanted)?;
         device.write_f32(layout.cos.of(buffer), &inputs.cos)?;
         device.write_f32(layout.sin.of(buffer), &inputs.sin)?;
+        if let Embedding::Streamed(table) = &self.embed {
+            device.write_f32(layout.x.of(buffer), &table.rows(&inputs.ids)?)?;
+        }
         let pieces = self.pieces(batch)?;
         if !pieces.is_empty() {
             device.write_i32(layout.iota.of(buffer), &(0..rows as i32).collect::<Vec<_>>())?;
@@ -306,7 +329,20 @@ impl Trunk {
             self.norm.apply(&mut pass, head, head);
             pass.tap("final_norm", None, head);
             let prompt_rows = inputs.wanted_prompt_rows;
-            pass.matmul(Matmul { prompt_rows, ..Matmul::new(head, self.lm_head.view(), logits) });
+            match &self.lm_head {
+                Head::Whole(weight) => {
+                    pass.matmul(Matmul { prompt_rows, ..Matmul::new(head, weight.view(), logits) });
+                }
+                Head::Shards(shards) => {
+                    let source = self.ring.as_ref().expect("shards come through a ring");
+                    for (first, weight, unit) in shards {
+                        let out = logits.narrow(1, *first..first + weight.shape().dims()[0]);
+                        pass.acquire(Acquire { source: &**source, unit: *unit });
+                        pass.matmul(Matmul { prompt_rows, ..Matmul::new(head, weight.view(), out) });
+                        pass.release(Release { source: &**source, unit: *unit });
+                    }
+                }
+            }
         }
         pass.submit_to(taps)?;
         Ok(device.read_f32(logits)?)
@@ -331,8 +367,10 @@ impl Trunk {
             }
         }
         pass.scope("embedding", None);
-        let table = self.embed.view();
-        pass.gather(Gather { table, index: ids, weights: None, out: step.x, accumulate: false });
+        if let Embedding::Table(table) = &self.embed {
+            let table = table.view();
+            pass.gather(Gather { table, index: ids, weights: None, out: step.x, accumulate: false });
+        }
         for p in pieces {
             let to = step.x.rows(p.first_row..p.first_row + p.rows);
             pass.copy(Copy { from: set(p.embedding, 0), to });

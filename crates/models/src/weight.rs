@@ -47,7 +47,7 @@ pub(crate) enum Matrix {
     /// One tensor of a float or block type.
     Plain(Weight),
     /// Codes and scales.
-    Scaled(ScaledTensors),
+    Scaled(Box<ScaledTensors>),
 }
 
 /// A weight `[out, in]`, or several `[experts, out, in]`, as codes and scales apart.

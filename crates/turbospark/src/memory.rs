@@ -114,9 +114,7 @@ impl Demand<'_> {
         let all = self.sizes.layers.len();
         let Some(ceiling) = self.ceiling else {
             let residency = match self.choice {
-                ResidencyChoice::Streamed => {
-                    self.streamed(all, true, SLOTS, self.pool_least().max(2 * self.pool_least()))
-                }
+                ResidencyChoice::Streamed => self.streamed_with(all, true, SLOTS, 2 * self.pool_least(), true),
                 ResidencyChoice::Loaded => Residency { loaded: true, ..Residency::default() },
                 ResidencyChoice::Auto | ResidencyChoice::Mapped => Residency::default(),
             };
@@ -137,8 +135,8 @@ impl Demand<'_> {
                 return Ok(self.grown(plan, budget));
             }
         }
-        let least = self
-            .finish(self.streamed(all, true, 2, self.pool_least()), self.image_sizes().last().copied().unwrap_or(0));
+        let nothing = self.streamed_with(all, true, 2, self.pool_least(), true);
+        let least = self.finish(nothing, sizes.last().copied().unwrap_or(0));
         Err(Error::Options(refusal(ceiling, &least)))
     }
 
@@ -175,17 +173,24 @@ impl Demand<'_> {
             }
         }
         list.push(self.streamed(all, true, 2, pool));
+        list.push(self.streamed_with(all, true, SLOTS, pool, true));
+        list.push(self.streamed_with(all, true, 2, pool, true));
         // Fewest reads a token first; a vision block costs once an image.
-        list.sort_by_key(|r| (r.layers.len(), r.vision, r.expert_slots > 0));
+        list.sort_by_key(|r| (r.head, r.layers.len(), r.vision, r.expert_slots > 0));
         list
     }
 
     /// `count` layers streamed, spread evenly.
     fn streamed(&self, count: usize, vision: bool, slots: usize, expert_slots: usize) -> Residency {
+        self.streamed_with(count, vision, slots, expert_slots, false)
+    }
+
+    /// The same, embedding and head too where `head` and they can be cut.
+    fn streamed_with(&self, count: usize, vision: bool, slots: usize, expert_slots: usize, head: bool) -> Residency {
         let all = self.sizes.layers.len();
         let layers = (0..count).map(|i| i * all / count.max(1)).collect();
         let vision = vision && !self.sizes.vision.is_empty();
-        Residency { layers, vision, slots, expert_slots, loaded: true }
+        Residency { layers, head: head && self.sizes.cuts, vision, slots, expert_slots, loaded: true }
     }
 
     /// Slots for the experts of one token; 0 for a model without.
@@ -229,7 +234,10 @@ impl Demand<'_> {
         add(format!("cache of {} tokens", self.context), self.cache);
         add(format!("work space for {} rows", self.rows), Trunk::work_bytes(&c.text, self.rows, self.context) as u64);
         add(format!("an image of {most_patches} patches"), self.image_bytes(most_patches));
-        add("embedding, head, norms and mergers".into(), sizes.rest);
+        add("norms and mergers".into(), sizes.rest);
+        if !residency.head {
+            add("embedding and head".into(), sizes.tables);
+        }
         let count = sizes.layers.len() - residency.layers.len();
         add(format!("{count} of {} layers", sizes.layers.len()), resident);
         if !residency.vision {
@@ -248,7 +256,8 @@ impl Demand<'_> {
         let missing = if pooled { 1.0 - residency.expert_slots as f64 / sizes.experts.max(1) as f64 } else { 0.0 };
         let experts = (routed * per_token * sizes.expert as u64) as f64 * missing;
         let read_per_image = if residency.vision { sum(&sizes.vision) } else { 0 };
-        let read_per_token = streamed + experts as u64;
+        let head = if residency.head { sizes.head } else { 0 };
+        let read_per_token = streamed + head + experts as u64;
         let mut plan = MemoryPlan {
             ceiling: self.ceiling,
             terms,

@@ -52,6 +52,7 @@ fn logits(model: &Model, device: &dyn Device) -> Vec<u32> {
 fn residencies(moe: bool) -> Vec<Residency> {
     let streamed = |layers: &[usize], vision, slots, expert_slots| Residency {
         layers: layers.to_vec(),
+        head: false,
         vision,
         slots,
         expert_slots,
@@ -65,6 +66,8 @@ fn residencies(moe: bool) -> Vec<Residency> {
         streamed(&[1, 3], false, 2, 0),
         streamed(&[2], true, 2, 0),
     ];
+    all.push(Residency { head: true, ..streamed(&[0, 1, 2, 3], true, 2, 0) });
+    all.push(Residency { head: true, ..streamed(&[], false, 3, 0) });
     if moe {
         all.extend([streamed(&[], false, 3, 2), streamed(&[0, 1, 2, 3], true, 2, 3), streamed(&[1], false, 2, 100)]);
     }
@@ -92,7 +95,10 @@ fn check(device: Arc<dyn Device>) {
                     // Another picture of the same model after the first: the ring turns back.
                     assert!(logits(&model, &*device) == expected, "a second time");
                     let read = model.counters.as_ref().unwrap().bytes.load(Ordering::Relaxed);
-                    let streams = !residency.layers.is_empty() || residency.vision || residency.expert_slots > 0;
+                    let streams = !residency.layers.is_empty()
+                        || residency.head
+                        || residency.vision
+                        || residency.expert_slots > 0;
                     assert_eq!(read > 0, streams, "{residency:?} read {read} bytes");
                 }
             }

@@ -101,13 +101,15 @@ impl Loader<'_> {
         }
         match linear {
             Linear::Piece(piece) => Ok(Matrix::Plain(self.bring(name, piece)?)),
-            Linear::Scaled(Scaled { shape, codes, scales, biases, form }) => Ok(Matrix::Scaled(ScaledTensors {
-                shape: *shape,
-                codes: self.bring(name, codes)?,
-                scales: self.bring(name, scales)?,
-                biases: biases.as_ref().map(|b| self.bring(name, b)).transpose()?,
-                form: *form,
-            })),
+            Linear::Scaled(Scaled { shape, codes, scales, biases, form }) => {
+                Ok(Matrix::Scaled(Box::new(ScaledTensors {
+                    shape: *shape,
+                    codes: self.bring(name, codes)?,
+                    scales: self.bring(name, scales)?,
+                    biases: biases.as_ref().map(|b| self.bring(name, b)).transpose()?,
+                    form: *form,
+                })))
+            }
         }
     }
 

@@ -14,8 +14,8 @@ use crate::blocks::vision_block::{BlockWeights, MergerWeights, NormWeights};
 use crate::config::{Config, DeltaConfig, LayerKind, MlpKind, MoeConfig, TextConfig, VisionConfig};
 use crate::quant::Role;
 use crate::rope::TextRope;
-use crate::stream::{ExpertReads, Part};
-use crate::trunk::{Layer, Mixer, Norm, Trunk};
+use crate::stream::{ExpertReads, Part, StreamedTable};
+use crate::trunk::{Embedding, Head, Layer, Mixer, Norm, Trunk};
 use crate::vision_tower::VisionTower;
 use crate::weight::{Affine, Matrix};
 
@@ -88,16 +88,43 @@ impl Loader<'_> {
         let table = [c.vocab_size, c.hidden_size];
         let tied = config.tie_word_embeddings;
         let role = if tied { Role::Head } else { Role::Linear };
-        let embed = self.linear(&format!("{root}.embed_tokens.weight"), &table, role)?;
+        let name = format!("{root}.embed_tokens.weight");
+        let streamed = self.streamed.as_ref().is_some_and(|s| !s.head.is_empty());
+        let embed = match streamed {
+            true => Embedding::Streamed(self.streamed_table(&name, &table)?),
+            false => Embedding::Table(self.linear(&name, &table, role)?),
+        };
         let layers = (0..c.num_hidden_layers)
             .map(|i| self.layer(&format!("{root}.layers.{i}"), c, i, one_plus))
             .collect::<Result<Vec<_>>>()?;
         let norm = self.norm(&format!("{root}.norm.weight"), c.hidden_size, c, one_plus)?;
-        let lm_head = if tied { embed.clone() } else { self.linear("lm_head.weight", &table, Role::Head)? };
+        let lm_head = match &embed {
+            Embedding::Streamed(_) => Head::Shards(self.head_shards(tied, &table)?),
+            Embedding::Table(embed) if tied => Head::Whole(embed.clone()),
+            Embedding::Table(_) => Head::Whole(self.linear("lm_head.weight", &table, Role::Head)?),
+        };
         let rope = TextRope::new(&c.rope);
         let family = config.family;
         let (ring, units) = Default::default();
         Ok(Trunk { family, config: c.clone(), embed, layers, norm, lm_head, rope, deepstack_blocks, ring, units })
+    }
+
+    /// The embedding, left on the disk.
+    fn streamed_table(&mut self, name: &str, dims: &[usize]) -> Result<StreamedTable> {
+        let linear = self.claims.take_linear(name, Shape::new(dims))?;
+        let counters = self.streamed.as_ref().map(|s| s.counters.clone()).unwrap_or_default();
+        let table = StreamedTable::new(&linear, self.claims.checkpoint(), counters)?;
+        Ok(table.expect("a head that can be cut can be read by rows"))
+    }
+
+    /// The head in parts that go through the ring.
+    fn head_shards(&mut self, tied: bool, dims: &[usize]) -> Result<Vec<(usize, Matrix, usize)>> {
+        if !tied {
+            self.claims.take_linear("lm_head.weight", Shape::new(dims))?;
+        }
+        let parts = self.streamed.as_ref().map(|s| s.head.clone()).unwrap_or_default();
+        let bring = |(first, part, unit)| Ok((first, self.bring_linear("lm_head.weight", &part)?, unit));
+        parts.into_iter().map(bring).collect()
     }
 
     fn norm(&mut self, name: &str, n: usize, c: &TextConfig, one_plus: bool) -> Result<Norm> {

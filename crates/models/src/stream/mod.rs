@@ -7,6 +7,7 @@
 mod experts;
 mod reads;
 mod ring;
+mod table;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,6 +21,8 @@ use reads::Reads;
 pub(crate) use reads::{ExpertReads, Part};
 pub use ring::{Counters, Ring};
 use ring::{Cycle, slot_of};
+pub(crate) use table::StreamedTable;
+use table::shards;
 
 use crate::load::Planned;
 use crate::{ModelError, Result};
@@ -29,6 +32,8 @@ use crate::{ModelError, Result};
 pub struct Residency {
     /// Layers of the trunk that are streamed, ascending.
     pub layers: Vec<usize>,
+    /// Whether embedding and head are read as tokens ask for them.
+    pub head: bool,
     /// Whether blocks of the tower are streamed.
     pub vision: bool,
     /// Slots of the ring; at least 2 where anything goes through it.
@@ -50,14 +55,20 @@ pub struct UnitSizes {
     pub expert: usize,
     /// Number of experts of all layers.
     pub experts: usize,
-    /// Bytes of everything else: embedding, head, norms outside layers, mergers.
+    /// Bytes of the embedding, and of the head where it is another table.
+    pub tables: u64,
+    /// Bytes of the head, which may be the embedding.
+    pub head: u64,
+    /// Whether the two can be read row by row and part by part.
+    pub cuts: bool,
+    /// Bytes of everything else: norms outside layers, mergers.
     pub rest: u64,
 }
 
 impl UnitSizes {
     /// The sizes of a planned model's units.
     pub fn of(planned: &[Planned]) -> Self {
-        let mut sizes = UnitSizes::default();
+        let mut sizes = UnitSizes { cuts: true, ..UnitSizes::default() };
         let mut units: BTreeMap<UnitName, Vec<Piece>> = BTreeMap::new();
         let mut experts: BTreeMap<(usize, String), (usize, u64)> = BTreeMap::new();
         for tensor in planned {
@@ -76,13 +87,19 @@ impl UnitSizes {
                     entry.1 += bytes / count as u64 + 2 * 3 * DirectFile::ALIGN as u64;
                 }
                 Some(unit) => units.entry(unit).or_default().extend(pieces(&tensor.source).cloned()),
+                None if is_table(&tensor.name) => {
+                    sizes.tables += bytes;
+                    // The head comes after the embedding, if it is another table.
+                    sizes.head = bytes;
+                    sizes.cuts &= tensor.target.is_none() && shards(&tensor.source, SHARD).is_some();
+                }
                 None => sizes.rest += bytes,
             }
         }
         for (unit, pieces) in units {
             let bytes = Reads::lay_out(&pieces).0.slot_bytes;
             match unit {
-                UnitName::Layer(_) => sizes.layers.push(bytes),
+                UnitName::Layer(_) | UnitName::Head(_) => sizes.layers.push(bytes),
                 _ => sizes.vision.push(bytes),
             }
         }
@@ -96,6 +113,8 @@ impl UnitSizes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum UnitName {
     Layer(usize),
+    /// A part of the head; used after the layers.
+    Head(usize),
     Vision(usize),
     /// A routed expert of a layer.
     Expert(usize),
@@ -109,6 +128,14 @@ fn unit_of(name: &str) -> Option<UnitName> {
     let layer = after(".layers.")?;
     Some(if name.contains(".experts.") { UnitName::Expert(layer) } else { UnitName::Layer(layer) })
 }
+
+/// The embedding, or a head of its own.
+fn is_table(name: &str) -> bool {
+    name.ends_with("embed_tokens.weight") || name == "lm_head.weight"
+}
+
+/// Bytes of a part of the head where no layer is streamed beside it.
+const SHARD: usize = 32 << 20;
 
 fn pieces(linear: &Linear) -> impl Iterator<Item = &Piece> {
     let (whole, scaled) = match linear {
@@ -135,6 +162,8 @@ pub(crate) struct Streamed {
     /// Unit of each layer of the trunk and of each vision block that is streamed.
     pub layers: HashMap<usize, usize>,
     pub vision: HashMap<usize, usize>,
+    /// Parts of the head: first row, weights and unit; empty where it is in memory.
+    pub head: Vec<(usize, Linear, usize)>,
     /// Where experts go, if they are pooled.
     pub expert_slots: Option<Vec<Arc<Buffer>>>,
     pub counters: Arc<Counters>,
@@ -165,18 +194,35 @@ impl Streamed {
             }
             units.entry(unit).or_default().extend(pieces(&tensor.source).cloned());
         }
+        let mut head = Vec::new();
+        if residency.head {
+            let mut tables = planned.iter().filter(|t| is_table(&t.name));
+            let table = tables.next_back().filter(|t| t.target.is_none());
+            let largest = units.values().map(|pieces| Reads::lay_out(pieces).0.slot_bytes).max();
+            let cut = table.and_then(|t| shards(&t.source, largest.unwrap_or(SHARD).max(SHARD / 4)));
+            let cut = cut.ok_or_else(|| {
+                let problem = "this embedding or head can't be read in parts".to_owned();
+                ModelError::Device(turbospark_device::DeviceError::Unsupported(problem))
+            })?;
+            for (i, (first, part)) in cut.into_iter().enumerate() {
+                units.insert(UnitName::Head(i), pieces(&part).cloned().collect());
+                head.push((first, part, 0));
+            }
+        }
         let counters = Arc::new(Counters::default());
         let (mut layers, mut vision, mut reads, mut laid) = (HashMap::new(), HashMap::new(), Vec::new(), Vec::new());
         for (i, (unit, pieces)) in units.into_iter().enumerate() {
             match unit {
-                UnitName::Layer(n) => layers.insert(n, i),
-                UnitName::Vision(n) | UnitName::Expert(n) => vision.insert(n, i),
-            };
+                UnitName::Layer(n) => _ = layers.insert(n, i),
+                UnitName::Head(n) => head[n].2 = i,
+                UnitName::Vision(n) | UnitName::Expert(n) => _ = vision.insert(n, i),
+            }
             let (unit_reads, offsets) = Reads::lay_out(&pieces);
             reads.push(unit_reads);
             laid.push((pieces, offsets));
         }
-        let all = [Cycle { first: 0, count: layers.len() }, Cycle { first: layers.len(), count: vision.len() }];
+        let trunk = layers.len() + head.len();
+        let all = [Cycle { first: 0, count: trunk }, Cycle { first: trunk, count: vision.len() }];
         let cycles: Vec<Cycle> = all.into_iter().filter(|cycle| cycle.count > 0).collect();
         let longest = cycles.iter().map(|c| c.count).max().unwrap_or(0);
         let count = residency.slots.clamp(1, longest.max(1));
@@ -203,7 +249,7 @@ impl Streamed {
             let slots = (0..residency.expert_slots).map(|_| slot("slot of experts", bytes));
             expert_slots = Some(slots.collect::<Result<Vec<_>, _>>()?);
         }
-        Ok(Streamed { places, ring, layers, vision, expert_slots, counters })
+        Ok(Streamed { places, ring, layers, vision, head, expert_slots, counters })
     }
 
     /// Where a tensor lies, if it is streamed.
