@@ -114,7 +114,7 @@ impl Demand<'_> {
         let all = self.sizes.layers.len();
         let Some(ceiling) = self.ceiling else {
             let residency = match self.choice {
-                ResidencyChoice::Streamed => self.streamed_with(all, true, SLOTS, 2 * self.pool_least(), true),
+                ResidencyChoice::Streamed => self.streamed(all, true, SLOTS, 2 * self.pool_least(), true),
                 ResidencyChoice::Loaded => Residency { loaded: true, ..Residency::default() },
                 ResidencyChoice::Auto | ResidencyChoice::Mapped => Residency::default(),
             };
@@ -135,7 +135,7 @@ impl Demand<'_> {
                 return Ok(self.grown(plan, budget));
             }
         }
-        let nothing = self.streamed_with(all, true, 2, self.pool_least(), true);
+        let nothing = self.streamed(all, true, 2, self.pool_least(), true);
         let least = self.finish(nothing, sizes.last().copied().unwrap_or(0));
         Err(Error::Options(refusal(ceiling, &least)))
     }
@@ -167,26 +167,25 @@ impl Demand<'_> {
                 list.push(Residency { expert_slots: pool, ..loaded.clone() });
             }
             for vision in [false, true] {
-                for streamed in 0..=all {
-                    list.push(self.streamed(streamed, vision, SLOTS, pool));
+                for (streamed, head) in (0..=all).flat_map(|n| [(n, false), (n, true)]) {
+                    list.push(self.streamed(streamed, vision, SLOTS, pool, head));
                 }
             }
         }
-        list.push(self.streamed(all, true, 2, pool));
-        list.push(self.streamed_with(all, true, SLOTS, pool, true));
-        list.push(self.streamed_with(all, true, 2, pool, true));
+        for head in [false, true] {
+            list.push(self.streamed(all, true, SLOTS, pool, head));
+            list.push(self.streamed(all, true, 2, pool, head));
+        }
         // Fewest reads a token first; a vision block costs once an image.
-        list.sort_by_key(|r| (r.head, r.layers.len(), r.vision, r.expert_slots > 0));
+        list.sort_by_cached_key(|r| {
+            let plan = self.finish(r.clone(), 0);
+            (plan.read_per_token, plan.read_per_image, r.expert_slots > 0, plan.total())
+        });
         list
     }
 
-    /// `count` layers streamed, spread evenly.
-    fn streamed(&self, count: usize, vision: bool, slots: usize, expert_slots: usize) -> Residency {
-        self.streamed_with(count, vision, slots, expert_slots, false)
-    }
-
-    /// The same, embedding and head too where `head` and they can be cut.
-    fn streamed_with(&self, count: usize, vision: bool, slots: usize, expert_slots: usize, head: bool) -> Residency {
+    /// `count` layers streamed, spread evenly; embedding and head too where `head` and they can be cut.
+    fn streamed(&self, count: usize, vision: bool, slots: usize, expert_slots: usize, head: bool) -> Residency {
         let all = self.sizes.layers.len();
         let layers = (0..count).map(|i| i * all / count.max(1)).collect();
         let vision = vision && !self.sizes.vision.is_empty();
@@ -221,6 +220,8 @@ impl Demand<'_> {
         } else {
             0
         });
+        let shard = if residency.head { UnitSizes::shard((ring > 0).then_some(ring as usize)) } else { 0 };
+        let ring = ring.max(shard as u64);
         let ring = if ring > 0 { ring.max(2 << 20) * residency.slots as u64 } else { 0 };
         let pooled = residency.expert_slots > 0;
         let expert = (sizes.expert as u64).max(if pooled { 2 << 20 } else { 0 });

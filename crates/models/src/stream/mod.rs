@@ -66,6 +66,15 @@ pub struct UnitSizes {
 }
 
 impl UnitSizes {
+    /// Bytes of a part of the head where nothing is streamed beside it. Else a part is as large as the largest unit, so
+    /// that it needs no larger slot, and a quarter of this at least.
+    pub const SHARD: usize = 32 << 20;
+
+    /// Bytes of a part of the head beside units of at most `largest` bytes.
+    pub fn shard(largest: Option<usize>) -> usize {
+        largest.unwrap_or(Self::SHARD).max(Self::SHARD / 4)
+    }
+
     /// The sizes of a planned model's units.
     pub fn of(planned: &[Planned]) -> Self {
         let mut sizes = UnitSizes { cuts: true, ..UnitSizes::default() };
@@ -91,7 +100,7 @@ impl UnitSizes {
                     sizes.tables += bytes;
                     // The head comes after the embedding, if it is another table.
                     sizes.head = bytes;
-                    sizes.cuts &= tensor.target.is_none() && shards(&tensor.source, SHARD).is_some();
+                    sizes.cuts &= tensor.target.is_none() && shards(&tensor.source, Self::SHARD).is_some();
                 }
                 None => sizes.rest += bytes,
             }
@@ -133,9 +142,6 @@ fn unit_of(name: &str) -> Option<UnitName> {
 fn is_table(name: &str) -> bool {
     name.ends_with("embed_tokens.weight") || name == "lm_head.weight"
 }
-
-/// Bytes of a part of the head where no layer is streamed beside it.
-const SHARD: usize = 32 << 20;
 
 fn pieces(linear: &Linear) -> impl Iterator<Item = &Piece> {
     let (whole, scaled) = match linear {
@@ -199,7 +205,7 @@ impl Streamed {
             let mut tables = planned.iter().filter(|t| is_table(&t.name));
             let table = tables.next_back().filter(|t| t.target.is_none());
             let largest = units.values().map(|pieces| Reads::lay_out(pieces).0.slot_bytes).max();
-            let cut = table.and_then(|t| shards(&t.source, largest.unwrap_or(SHARD).max(SHARD / 4)));
+            let cut = table.and_then(|t| shards(&t.source, UnitSizes::shard(largest)));
             let cut = cut.ok_or_else(|| {
                 let problem = "this embedding or head can't be read in parts".to_owned();
                 ModelError::Device(turbospark_device::DeviceError::Unsupported(problem))
