@@ -260,13 +260,19 @@ impl<'m> PromptBuilder<'m> {
         self
     }
 
-    /// The prompt.
+    /// The prompt. A checkpoint without a template, which was not made for conversations, goes on from the text itself
+    /// where that is all there is.
     ///
     /// # Errors
     /// The first image that could not be read, else what the template or the parts refuse.
     pub fn build(self) -> Result<Prompt> {
         if let Some(error) = self.error {
             return Err(error);
+        }
+        if let (false, [(Role::User, parts)]) = (self.model.has_chat_template(), self.turns.as_slice())
+            && let [Piece::Text(text)] = parts.as_slice()
+        {
+            return self.model.prompt_from_text(text);
         }
         let mut pictures = Vec::new();
         let messages: Vec<Message> = self

@@ -5,7 +5,7 @@
 
 use turbospark_tensor::{Code, DType, Shape};
 
-use super::{FLOATS, Object, Raw, bad, form};
+use super::{FLOATS, Object, Raw, bad, filled, form};
 use crate::{Error, Piece, Place, Result, Scaled};
 
 pub(super) fn read(raw: &mut Raw<'_>, quant: &Object) -> Result<()> {
@@ -45,6 +45,8 @@ pub(super) fn scaled(
     let &[.., out, inner] = codes.shape.dims() else {
         return Err(bad(name, format!("shape {}, expected at least two dimensions", codes.shape)));
     };
+    filled(name, &codes)?;
+    filled(scale_name, &scales)?;
     let code = match codes.dtype {
         DType::F8_E4M3 => Code::E4M3,
         DType::I8 => Code::Signed8,

@@ -11,7 +11,7 @@
 use serde_json::Value;
 use turbospark_tensor::{Code, DType, Shape};
 
-use super::{FLOATS, Object, Raw, bad, expect, form};
+use super::{FLOATS, Object, Raw, bad, expect, filled, form};
 use crate::checkpoint::{Conventions, Entry, Table};
 use crate::{Error, Made, Piece, Place, Result, Scaled};
 
@@ -137,8 +137,11 @@ impl Settings {
         let (&[.., out, words], Some((&groups, _))) = (codes.shape.dims(), scales.shape.dims().split_last()) else {
             return Err(bad(name, format!("shape {}, expected rows of words", codes.shape)));
         };
-        let inner = groups * self.group;
-        if 32 * words != inner * self.bits || groups == 0 {
+        filled(name, &codes)?;
+        let Some(inner) = groups.checked_mul(self.group) else {
+            return Err(bad(name, format!("groups of {} are no size", self.group)));
+        };
+        if Some(32 * words) != inner.checked_mul(self.bits) || groups == 0 {
             return Err(bad(
                 name,
                 format!(

@@ -136,8 +136,17 @@ fn bad(name: &str, problem: String) -> Error {
     Error::Reading { name: shorten(name), problem }
 }
 
+/// Refuses a tensor without elements.
+fn filled(name: &str, place: &Place) -> Result<()> {
+    match place.shape.elements() {
+        0 => Err(bad(name, format!("shape {}, which holds nothing", place.shape))),
+        _ => Ok(()),
+    }
+}
+
 /// The two sides of a matrix.
 fn matrix(name: &str, place: &Place) -> Result<[usize; 2]> {
+    filled(name, place)?;
     <[usize; 2]>::try_from(place.shape.dims())
         .map_err(|_| bad(name, format!("shape {}, expected two dimensions", place.shape)))
 }
