@@ -29,6 +29,15 @@ impl RawTensor {
         RawTensor { dtype, dims: dims.to_vec(), bytes }
     }
 
+    /// The elements of a tensor that is stored as f32.
+    ///
+    /// # Panics
+    /// When it is stored otherwise.
+    pub fn values(&self) -> Vec<f32> {
+        assert_eq!(self.dtype, Dtype::F32, "stored as f32");
+        self.bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
+    }
+
     /// Stored as f32.
     pub fn f32(dims: &[usize], values: &[f32]) -> Self {
         RawTensor { dtype: Dtype::F32, dims: dims.to_vec(), bytes: bytemuck::cast_slice(values).to_vec() }

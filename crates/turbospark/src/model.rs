@@ -375,15 +375,17 @@ fn context(config: &Config, options: &LoadOptions) -> Result<usize> {
     }
 }
 
-fn image_config(folder: &Folder, config: &Config, options: &LoadOptions) -> Result<ImageConfig> {
-    let text = match folder.text(Sidecar::PreprocessorConfig)? {
+/// How the checkpoint itself sizes images.
+pub(crate) fn own_image_config(folder: &Folder) -> Result<ImageConfig> {
+    let text = match folder.text(Sidecar::PreprocessorConfig)?.or(folder.text(Sidecar::ProcessorConfig)?) {
         Some(text) => text,
-        None => match folder.text(Sidecar::ProcessorConfig)? {
-            Some(text) => text,
-            None => folder.require(Sidecar::PreprocessorConfig)?,
-        },
+        None => folder.require(Sidecar::PreprocessorConfig)?,
     };
-    let image = ImageConfig::from_json(&text)?;
+    Ok(ImageConfig::from_json(&text)?)
+}
+
+fn image_config(folder: &Folder, config: &Config, options: &LoadOptions) -> Result<ImageConfig> {
+    let image = own_image_config(folder)?;
     let image = image.with_limits(options.min_pixels, options.max_pixels).map_err(|e| Error::Options(e.to_string()))?;
     if let Some(v) = &config.vision {
         let layout = image.layout;

@@ -99,10 +99,6 @@ fn formats() -> Vec<Format> {
     all
 }
 
-fn floats(t: &RawTensor) -> Vec<f32> {
-    t.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-}
-
 /// Whether a format quantises the tensor.
 fn is_quantised(name: &str, t: &RawTensor, mlx: bool) -> bool {
     let module = name.trim_end_matches(".weight").rsplit('.').next().unwrap();
@@ -120,7 +116,7 @@ fn quantised(source: &Stored, format: &Format) -> (Stored, Stored) {
     for (name, t) in source {
         let stem = name.trim_end_matches(".weight");
         let packed = match is_quantised(name, t, format.mlx) {
-            true => (format.packer)(stem, &floats(t), t.dims[0], t.dims[1]),
+            true => (format.packer)(stem, &t.values(), t.dims[0], t.dims[1]),
             false => None,
         };
         let meaning = packed.as_ref().map(|p| RawTensor::f32(&t.dims, &p.meaning));
@@ -150,7 +146,7 @@ fn quantised(source: &Stored, format: &Format) -> (Stored, Stored) {
 fn as_mlx(name: String, t: RawTensor) -> (String, RawTensor) {
     let t = if name.ends_with("patch_embed.proj.weight") {
         let &[out, c, f, h, w] = t.dims.as_slice() else { panic!("five sides") };
-        let x = floats(&t);
+        let x = t.values();
         let at = |o: usize, i: usize, ch: usize| x[(o * c + ch) * f * h * w + i];
         let all = (0..out).flat_map(|o| (0..f * h * w).flat_map(move |i| (0..c).map(move |ch| (o, i, ch))));
         RawTensor::f32(&[out, f, h, w, c], &all.map(|(o, i, ch)| at(o, i, ch)).collect::<Vec<_>>())
@@ -174,7 +170,7 @@ fn with_one(folder: &mut Stored) {
     }
     for (name, t) in folder.iter_mut() {
         if name.contains("norm") && !name.contains("linear_attn") && !name.contains("vision_tower") {
-            let x: Vec<f32> = floats(t).iter().map(|w| 1.0 + w).collect();
+            let x: Vec<f32> = t.values().iter().map(|w| 1.0 + w).collect();
             *t = RawTensor::f32(&t.dims, &x);
         }
     }
@@ -194,15 +190,7 @@ fn write(folder: &Path, config: &Value, tensors: &Stored) {
 
 /// Logits of a prompt with an image, and of one decoded row.
 fn logits(model: &Model, device: &dyn Device) -> Vec<f32> {
-    let layout = Layout::new(&[Part::Text(3), Part::Image(Grid { t: 1, h: 4, w: 2 }), Part::Text(3)], 12);
-    let images = layout.encode(model, device);
-    let n = layout.rows.len();
-    let mut room = Room::new(model, device, 1, n + 1);
-    let mut all = room.prefill(&layout, &images, 0, 50);
-    let row = decoded(&layout, 5, n);
-    all.extend(room.forward(&[(0, Piece { rows: &[row], start: n, decode: true, images: &[], snapshots: vec![] })]));
-    assert!(all.iter().all(|l| l.is_finite()) && all.iter().any(|l| l.abs() > 0.05));
-    all
+    prompt_and_row(model, device, 3)
 }
 
 fn check_all(device: &dyn Device, most: f32) {

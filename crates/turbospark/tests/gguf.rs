@@ -33,18 +33,7 @@ fn published(config: &Value, tensors: &Stored, device: &dyn Device) -> Model {
 
 /// Logits of a prompt, with an image where the model sees, and of one decoded row.
 fn logits(model: &Model, device: &dyn Device) -> Vec<f32> {
-    let image = Part::Image(Grid { t: 1, h: 4, w: 2 });
-    let parts = [Part::Text(3), image, Part::Text(70)];
-    let parts = if model.vision.is_some() { &parts[..] } else { &parts[2..] };
-    let layout = Layout::new(parts, 12);
-    let images = layout.encode(model, device);
-    let n = layout.rows.len();
-    let mut room = Room::new(model, device, 1, n + 1);
-    let mut all = room.prefill(&layout, &images, 0, 50);
-    let row = decoded(&layout, 5, n);
-    all.extend(room.forward(&[(0, Piece { rows: &[row], start: n, decode: true, images: &[], snapshots: vec![] })]));
-    assert!(all.iter().all(|l| l.is_finite()) && all.iter().any(|l| l.abs() > 0.05));
-    all
+    prompt_and_row(model, device, 70)
 }
 
 /// As [`dense`] without tower and, for Llama, without head norms.

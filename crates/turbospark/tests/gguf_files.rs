@@ -50,7 +50,7 @@ fn converted(config: &Value, tensors: &Stored) -> BTreeMap<String, (Vec<usize>, 
     for (name, t) in tensors {
         let whole = ["model.language_model.", "model.visual.", "lm_head."].iter().any(|root| name.starts_with(root));
         let name = if whole { name.clone() } else { name.replacen("model.", "model.language_model.", 1) };
-        let (mut x, inner) = (floats(t), *t.dims.last().unwrap());
+        let (mut x, inner) = (t.values(), *t.dims.last().unwrap());
         let part = name.split_once("linear_attn.").map_or("", |(_, part)| part);
         match part {
             "in_proj_qkv.weight" | "conv1d.weight" => {

@@ -93,7 +93,7 @@ fn weights_with_scales_are_widened_and_quantised() {
     let (mut scaled, mut plain) = (Stored::new(), Stored::new());
     for (name, t) in random_checkpoint(&config, ExpertLayout::Split, false, 5) {
         let linear = t.dims.len() == 2 && !name.contains("visual") && name.ends_with("_proj.weight");
-        let packed = linear.then(|| packer(name.trim_end_matches(".weight"), &floats(&t), t.dims[0], t.dims[1]));
+        let packed = linear.then(|| packer(name.trim_end_matches(".weight"), &t.values(), t.dims[0], t.dims[1]));
         match packed.flatten() {
             Some(packed) => {
                 plain.insert(name, RawTensor::f32(&t.dims, &packed.meaning));

@@ -13,7 +13,6 @@ use turbospark_models::config::Config;
 use turbospark_models::{LoadAs, Model, ModelError, Quant, Role};
 use turbospark_tensor::{DType, quant::quantise, widen_into};
 use turbospark_testkit::{ExpertLayout, RawTensor, pack, random_checkpoint};
-use turbospark_vision::Grid;
 use turbospark_weights::Checkpoint;
 
 type Stored = BTreeMap<String, RawTensor>;
@@ -26,15 +25,7 @@ fn load(config: &Value, tensors: &Stored, quant: Option<Quant>, device: &dyn Dev
 }
 
 fn logits(model: &Model, device: &dyn Device) -> Vec<Vec<u32>> {
-    let layout = Layout::new(&[Part::Text(3), Part::Image(Grid { t: 1, h: 4, w: 2 }), Part::Text(3)], 12);
-    let images = layout.encode(model, device);
-    let n = layout.rows.len();
-    let mut room = Room::new(model, device, 1, n + 1);
-    let mut all = room.prefill(&layout, &images, 0, 50);
-    let row = decoded(&layout, 5, n);
-    all.extend(room.forward(&[(0, Piece { rows: &[row], start: n, decode: true, images: &[], snapshots: vec![] })]));
-    assert!(all.iter().all(|l| l.is_finite()) && all.iter().any(|l| l.abs() > 0.05));
-    vec![bits(&all)]
+    vec![bits(&prompt_and_row(model, device, 3))]
 }
 
 /// What a tensor is for, by its name.

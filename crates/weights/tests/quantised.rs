@@ -9,8 +9,11 @@ use serde_json::{Value, json};
 use turbospark_testkit::{RawTensor, pack};
 use turbospark_weights::{Checkpoint, Entry, Piece};
 
+/// A tensor's name, type and sides.
+type Part = (&'static str, Dtype, Vec<usize>);
+
 /// Names that a method stores for a module, with the sides of an honest one of 32 x 64.
-fn module(method: usize) -> (&'static str, Value, Vec<(&'static str, Dtype, Vec<usize>)>) {
+fn module(method: usize) -> (&'static str, Value, Vec<Part>) {
     let (i32, f16, u32, u8) = (Dtype::I32, Dtype::F16, Dtype::U32, Dtype::U8);
     match method {
         0 => (
@@ -96,8 +99,8 @@ fn run(key: &str, config: &Value, tensors: &BTreeMap<String, RawTensor>) -> Resu
     Ok(made)
 }
 
-fn tensors(parts: &[(&str, Dtype, Vec<usize>)], fill: u8) -> BTreeMap<String, RawTensor> {
-    let one = |(name, dtype, dims): &(&str, Dtype, Vec<usize>)| {
+fn tensors(parts: &[Part], fill: u8) -> BTreeMap<String, RawTensor> {
+    let one = |(name, dtype, dims): &Part| {
         let bytes = match *name {
             "weight_shape" => [32u64, 64].iter().flat_map(|n| n.to_le_bytes()).collect(),
             "g_idx" => (0..dims.iter().product::<usize>()).flat_map(|i| ((i / 32) as u32).to_le_bytes()).collect(),

@@ -16,7 +16,7 @@ use turbospark_weights::{Checkpoint, Claims, FileId, Linear};
 use crate::Result;
 use crate::config::Config;
 use crate::quant::Quant;
-use crate::stream::{Counters, Pool, PooledExperts, Residency, Streamed};
+use crate::stream::{Counters, ExpertReads, Residency, Streamed};
 use crate::trunk::Trunk;
 use crate::vision_tower::VisionTower;
 
@@ -53,7 +53,7 @@ impl Model {
     /// # Errors
     /// As [`Model::load`]; a weight that is not finite or too large for its format, by name.
     pub fn load_as(config: Config, checkpoint: &Checkpoint, device: &dyn Device, how: &LoadAs) -> Result<Self> {
-        Loader::new(device, how, checkpoint).load(config).map(|(model, _)| model)
+        Loader::new(device, how, checkpoint).load(config).map(|loaded| loaded.model)
     }
 
     /// As [`Model::load_as`], with a part of the model left on the disk.
@@ -71,7 +71,11 @@ impl Model {
         let mut loader = Loader::new(&**device, how, checkpoint);
         loader.loaded = residency.loaded;
         loader.streamed = Some(streamed);
-        loader.load_with(config, Some((device, checkpoint))).map(|(model, _)| model)
+        let Loaded { mut model, streamed, pooled, .. } = loader.load(config)?;
+        if let Some(streamed) = streamed {
+            streamed.attach(&mut model, pooled, device, checkpoint)?;
+        }
+        Ok(model)
     }
 }
 
@@ -95,7 +99,7 @@ pub struct Planned {
 pub fn plan(config: Config, checkpoint: &Checkpoint, how: &LoadAs) -> Result<Vec<Planned>> {
     let mut loader = Loader::new(&ReferenceDevice, how, checkpoint);
     loader.plan = Some(Vec::new());
-    loader.load(config).map(|(_, plan)| plan)
+    loader.load(config).map(|loaded| loaded.plan)
 }
 
 /// How weights are brought to a device.
@@ -124,7 +128,7 @@ struct Loader<'a> {
     /// What stays on the disk.
     streamed: Option<Streamed>,
     /// Experts that go to a pool, layer by layer.
-    pooled: Vec<Vec<crate::stream::ExpertReads>>,
+    pooled: Vec<Vec<ExpertReads>>,
 }
 
 impl<'a> Loader<'a> {
@@ -141,42 +145,20 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn load(self, config: Config) -> Result<(Model, Vec<Planned>)> {
-        self.load_with(config, None)
-    }
-
-    fn load_with(
-        mut self,
-        config: Config,
-        shared: Option<(&Arc<dyn Device>, &Arc<Checkpoint>)>,
-    ) -> Result<(Model, Vec<Planned>)> {
-        let mut vision = config.vision.as_ref().map(|v| self.tower(v)).transpose()?;
+    fn load(mut self, config: Config) -> Result<Loaded> {
+        let vision = config.vision.as_ref().map(|v| self.tower(v)).transpose()?;
         let deepstack_blocks = config.vision.as_ref().map_or(Vec::new(), |v| v.deepstack_visual_indexes.clone());
-        let mut trunk = self.trunk(&config, deepstack_blocks)?;
+        let trunk = self.trunk(&config, deepstack_blocks)?;
         let skipped_tensors = self.claims.finish(KNOWN_SKIPS)?;
-        let mut counters = None;
-        if let (Some(streamed), Some((device, checkpoint))) = (self.streamed, shared) {
-            if let Some(slots) = streamed.expert_slots {
-                let files = || crate::stream::direct_files(checkpoint);
-                let counters = streamed.counters.clone();
-                let pool = Pool::new(device.clone(), checkpoint.clone(), files, slots, self.pooled, counters)?;
-                let pool = Arc::new(pool);
-                let layers = trunk.layers.iter_mut().filter_map(|layer| match &mut layer.mlp {
-                    crate::blocks::mlp::Mlp::Moe(moe) => Some(moe),
-                    crate::blocks::mlp::Mlp::Dense(_) => None,
-                });
-                for (layer, moe) in layers.enumerate() {
-                    moe.experts = crate::blocks::mlp::Routed::Pooled(PooledExperts { pool: pool.clone(), layer });
-                }
-            }
-            trunk.ring.clone_from(&streamed.ring);
-            trunk.units = streamed.layers;
-            if let Some(tower) = &mut vision {
-                tower.ring = streamed.ring;
-                tower.units = streamed.vision;
-            }
-            counters = Some(streamed.counters);
-        }
-        Ok((Model { config, trunk, vision, skipped_tensors, counters }, self.plan.unwrap_or_default()))
+        let model = Model { config, trunk, vision, skipped_tensors, counters: None };
+        Ok(Loaded { model, plan: self.plan.unwrap_or_default(), streamed: self.streamed, pooled: self.pooled })
     }
+}
+
+/// What a loader leaves.
+struct Loaded {
+    model: Model,
+    plan: Vec<Planned>,
+    streamed: Option<Streamed>,
+    pooled: Vec<Vec<ExpertReads>>,
 }

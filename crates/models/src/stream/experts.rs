@@ -8,17 +8,15 @@
 //! The order of computation is ascending whatever is there, so no bit depends on the pool.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use turbospark_device::op::UseExpert;
-use turbospark_device::{Buffer, Device, DeviceError, Expert, ExpertSource};
-use turbospark_weights::{Checkpoint, DirectFile};
+use turbospark_device::{Buffer, DeviceError, Expert, ExpertSource};
 
+use super::disk::{Disk, failed};
 use super::reads::ExpertReads;
-use super::ring::Counters;
 
 /// Threads that read: a drive answers two requests faster than one after the other.
 const READERS: usize = 2;
@@ -35,15 +33,12 @@ pub struct Pool {
 }
 
 struct Shared {
-    device: Arc<dyn Device>,
-    checkpoint: Arc<Checkpoint>,
-    files: Vec<DirectFile>,
+    disk: Arc<Disk>,
     slots: Vec<Arc<Buffer>>,
     /// By layer (in the order of their adding) and expert.
     experts: Vec<Vec<ExpertReads>>,
     state: Mutex<State>,
     changed: Condvar,
-    counters: Arc<Counters>,
 }
 
 #[derive(Default)]
@@ -67,23 +62,16 @@ struct Slot {
 }
 
 impl Pool {
-    pub(crate) fn new(
-        device: Arc<dyn Device>,
-        checkpoint: Arc<Checkpoint>,
-        files: impl Fn() -> crate::Result<Vec<DirectFile>>,
-        slots: Vec<Arc<Buffer>>,
-        experts: Vec<Vec<ExpertReads>>,
-        counters: Arc<Counters>,
-    ) -> crate::Result<Self> {
+    pub(crate) fn new(disk: Arc<Disk>, slots: Vec<Arc<Buffer>>, experts: Vec<Vec<ExpertReads>>) -> Self {
         let state = State { slots: vec![Slot::default(); slots.len()], ..State::default() };
-        let (state, changed, files) = (Mutex::new(state), Condvar::new(), files()?);
-        let shared = Arc::new(Shared { device, checkpoint, files, slots, experts, state, changed, counters });
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        let shared = Arc::new(Shared { disk, slots, experts, state, changed });
         let readers = (0..READERS).filter_map(|_| {
             let shared = Arc::clone(&shared);
             std::thread::Builder::new().name("experts".into()).spawn(move || shared.fill()).ok()
         });
         let readers = readers.collect();
-        Ok(Pool { shared, readers })
+        Pool { shared, readers }
     }
 }
 
@@ -120,15 +108,11 @@ impl Shared {
             };
             let (layer, expert) = state.slots[at].key.expect("a slot that is filled has a key");
             drop(state);
-            let reads = &self.experts[layer][expert].reads;
-            let read = self.device.fill(self.slots[at].bytes(), &mut |out| {
-                reads.read(&self.checkpoint, &self.files, out).map_err(std::io::Error::other)
-            });
-            self.counters.bytes.fetch_add(reads.bytes(), Ordering::Relaxed);
+            let read = self.disk.fill(&self.experts[layer][expert].reads, &self.slots[at]);
             state = self.lock();
             match read {
                 Ok(()) => state.slots[at].ready = true,
-                Err(error) => state.slots[at].failed = Some(error.to_string()),
+                Err(problem) => state.slots[at].failed = Some(problem),
             }
             self.changed.notify_all();
         }
@@ -141,7 +125,7 @@ impl Shared {
         if let Some(&at) = state.place.get(&key) {
             let slot = &mut state.slots[at];
             (slot.pins, slot.used, slot.uses) = (slot.pins + 1, clock, slot.uses + 1);
-            self.counters.hits.fetch_add(1, Ordering::Relaxed);
+            self.disk.counters.asked(true);
             return Some(at);
         }
         let worth = |slot: &Slot| slot.used + FREQUENCY * slot.uses.min(1 << 16) * u64::from(slot.key.is_some());
@@ -153,7 +137,7 @@ impl Shared {
         state.slots[at] = Slot { key: Some(key), pins: 1, used: clock, uses: 1, ..Slot::default() };
         state.place.insert(key, at);
         state.wanted.push_back(at);
-        self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        self.disk.counters.asked(false);
         self.changed.notify_all();
         Some(at)
     }
@@ -167,10 +151,10 @@ impl Shared {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if waits {
-            self.counters.stalled.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            self.disk.counters.waited(began.elapsed());
         }
         match state.slots[at].failed.clone() {
-            Some(problem) => Err(DeviceError::Weights(std::io::Error::other(problem))),
+            Some(problem) => Err(failed(&problem)),
             None => Ok(()),
         }
     }

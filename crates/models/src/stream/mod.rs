@@ -4,6 +4,7 @@
 //! two are used in a fixed order and go through a [`ring`](Ring); experts are kept in a [`pool`](Pool). What part of a
 //! model is streamed is a [`Residency`], which the memory plan makes; all give the same bits.
 
+mod disk;
 mod experts;
 mod reads;
 mod ring;
@@ -15,16 +16,19 @@ use std::sync::Arc;
 use turbospark_device::{Buffer, Device};
 use turbospark_weights::{Checkpoint, DirectFile, Linear, Piece};
 
+pub use disk::Counters;
+use disk::Disk;
 pub use experts::Pool;
 pub(crate) use experts::PooledExperts;
 use reads::Reads;
 pub(crate) use reads::{ExpertReads, Part};
-pub use ring::{Counters, Ring};
+pub use ring::Ring;
 use ring::{Cycle, slot_of};
 pub(crate) use table::StreamedTable;
 use table::shards;
 
-use crate::load::Planned;
+use crate::blocks::mlp::{Mlp, Routed};
+use crate::load::{Model, Planned};
 use crate::{ModelError, Result};
 
 /// What of a model stays on the disk.
@@ -246,8 +250,8 @@ impl Streamed {
         }
         let mut ring = None;
         if !cycles.is_empty() {
-            let (device, files) = (device.clone(), direct_files(checkpoint)?);
-            ring = Some(Arc::new(Ring::new(device, checkpoint.clone(), files, slots, reads, cycles, counters.clone())));
+            let disk = Disk::new(device.clone(), checkpoint.clone(), counters.clone())?;
+            ring = Some(Arc::new(Ring::new(Arc::new(disk), slots, reads, cycles)));
         }
         let mut expert_slots = None;
         if residency.expert_slots > 0 {
@@ -256,6 +260,35 @@ impl Streamed {
             expert_slots = Some(slots.collect::<Result<Vec<_>, _>>()?);
         }
         Ok(Streamed { places, ring, layers, vision, head, expert_slots, counters })
+    }
+
+    /// Hands ring and pool to a model that was loaded with these places.
+    pub fn attach(
+        self,
+        model: &mut Model,
+        pooled: Vec<Vec<ExpertReads>>,
+        device: &Arc<dyn Device>,
+        checkpoint: &Arc<Checkpoint>,
+    ) -> Result<()> {
+        if let Some(slots) = self.expert_slots {
+            let disk = Disk::new(device.clone(), checkpoint.clone(), self.counters.clone())?;
+            let pool = Arc::new(Pool::new(Arc::new(disk), slots, pooled));
+            let routed = model.trunk.layers.iter_mut().filter_map(|layer| match &mut layer.mlp {
+                Mlp::Moe(moe) => Some(moe),
+                Mlp::Dense(_) => None,
+            });
+            for (layer, moe) in routed.enumerate() {
+                moe.experts = Routed::Pooled(PooledExperts { pool: pool.clone(), layer });
+            }
+        }
+        model.trunk.ring.clone_from(&self.ring);
+        model.trunk.units = self.layers;
+        if let Some(tower) = &mut model.vision {
+            tower.ring = self.ring;
+            tower.units = self.vision;
+        }
+        model.counters = Some(self.counters);
+        Ok(())
     }
 
     /// Where a tensor lies, if it is streamed.

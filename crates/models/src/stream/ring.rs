@@ -8,28 +8,14 @@
 //! What goes wrong unseen: a slot filled while ops still read it. A unit is only read into its slot once the unit
 //! that was there before has been released, and the device's own lock of the buffer is held meanwhile.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use turbospark_device::{Buffer, Device, DeviceError, UnitSource};
-use turbospark_weights::{Checkpoint, DirectFile};
+use turbospark_device::{Buffer, DeviceError, UnitSource};
 
+use super::disk::{Disk, failed};
 use super::reads::Reads;
-
-/// What was read, and how long passes waited for it.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Bytes read.
-    pub bytes: AtomicU64,
-    /// Nanoseconds that passes waited.
-    pub stalled: AtomicU64,
-    /// Units or experts that were there when they were asked for.
-    pub hits: AtomicU64,
-    /// Those that had to be waited for or read.
-    pub misses: AtomicU64,
-}
 
 /// Units that are used one after the other, again and again.
 #[derive(Clone, Copy, Debug)]
@@ -45,15 +31,12 @@ pub struct Ring {
 }
 
 struct Shared {
-    device: Arc<dyn Device>,
-    checkpoint: Arc<Checkpoint>,
-    files: Vec<DirectFile>,
+    disk: Arc<Disk>,
     slots: Vec<Arc<Buffer>>,
     units: Vec<Reads>,
     cycles: Vec<Cycle>,
     state: Mutex<State>,
     changed: Condvar,
-    counters: Arc<Counters>,
 }
 
 /// Steps of the current cycle are counted on through its repetitions.
@@ -76,15 +59,7 @@ struct State {
 }
 
 impl Ring {
-    pub(crate) fn new(
-        device: Arc<dyn Device>,
-        checkpoint: Arc<Checkpoint>,
-        files: Vec<DirectFile>,
-        slots: Vec<Arc<Buffer>>,
-        units: Vec<Reads>,
-        cycles: Vec<Cycle>,
-        counters: Arc<Counters>,
-    ) -> Self {
+    pub(crate) fn new(disk: Arc<Disk>, slots: Vec<Arc<Buffer>>, units: Vec<Reads>, cycles: Vec<Cycle>) -> Self {
         let state = State {
             cycle: cycles[0],
             used: 0,
@@ -97,7 +72,7 @@ impl Ring {
             awake: false,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let shared = Arc::new(Shared { device, checkpoint, files, slots, units, cycles, state, changed, counters });
+        let shared = Arc::new(Shared { disk, slots, units, cycles, state, changed });
         let worker = Arc::clone(&shared);
         let reader = std::thread::Builder::new().name("weights".into()).spawn(move || worker.fill());
         Ring { shared, reader: reader.ok() }
@@ -147,17 +122,12 @@ impl Shared {
             let place = (step % state.cycle.count as u64) as usize;
             let unit = state.cycle.first + place;
             drop(state);
-            let reads = &self.units[unit];
-            let slot = &self.slots[place % self.slots.len()];
-            let read = self.device.fill(slot.bytes(), &mut |out| {
-                reads.read(&self.checkpoint, &self.files, out).map_err(std::io::Error::other)
-            });
-            self.counters.bytes.fetch_add(reads.bytes(), Ordering::Relaxed);
+            let read = self.disk.fill(&self.units[unit], &self.slots[place % self.slots.len()]);
             state = self.lock();
             if state.turn == turn {
                 match read {
                     Ok(()) => state.loaded = step + 1,
-                    Err(error) => state.failed = Some(error.to_string()),
+                    Err(problem) => state.failed = Some(problem),
                 }
             }
             self.changed.notify_all();
@@ -176,6 +146,9 @@ impl Shared {
 
 impl UnitSource for Ring {
     fn acquire(&self, unit: usize) -> Result<(), DeviceError> {
+        if self.reader.is_none() {
+            return Err(DeviceError::Unsupported("no thread could be started to read weights".into()));
+        }
         let shared = &self.shared;
         let mut state = shared.lock();
         let place = |state: &State| state.cycle.first + (state.used % state.cycle.count as u64) as usize;
@@ -191,17 +164,16 @@ impl UnitSource for Ring {
         state.awake = true;
         shared.changed.notify_all();
         let waits = state.loaded <= state.used;
-        let counter = if waits { &shared.counters.misses } else { &shared.counters.hits };
-        counter.fetch_add(1, Ordering::Relaxed);
+        shared.disk.counters.asked(!waits);
         let began = Instant::now();
         while state.loaded <= state.used && state.failed.is_none() {
             state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if waits {
-            shared.counters.stalled.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            shared.disk.counters.waited(began.elapsed());
         }
         if let Some(problem) = &state.failed {
-            return Err(DeviceError::Weights(std::io::Error::other(problem.clone())));
+            return Err(failed(problem));
         }
         state.used += 1;
         Ok(())

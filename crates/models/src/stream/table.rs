@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use turbospark_tensor::{DType, ScaledForm, widen_into};
 use turbospark_weights::{Checkpoint, DirectFile, Linear, Piece, Place};
 
-use super::ring::Counters;
+use super::disk::Counters;
 use crate::{ModelError, Result};
 
 /// A table `[rows, width]` in its file.

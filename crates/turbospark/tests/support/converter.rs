@@ -25,10 +25,6 @@ fn kind(dtype: DType) -> u32 {
     }
 }
 
-fn floats(t: &RawTensor) -> Vec<f32> {
-    t.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-}
-
 struct Trunk<'a> {
     arch: &'a str,
     text: &'a Value,
@@ -99,7 +95,7 @@ pub fn trunk(config: &Value, tensors: &Stored, arch: &str, dtype: DType) -> (Vec
     let qwen35 = arch.starts_with("qwen35");
     let layers = t.size("num_hidden_layers");
     for (name, tensor) in tensors.iter().filter(|(name, _)| !name.contains("visual") && !name.contains(".experts.")) {
-        let x = floats(tensor);
+        let x = tensor.values();
         let dims = tensor.dims.clone();
         let short = name.trim_start_matches("model.language_model.").trim_start_matches("model.");
         if let Some(renamed) = [("embed_tokens.weight", "token_embd.weight"), ("lm_head.weight", "output.weight")]
@@ -197,7 +193,7 @@ fn experts(t: &mut Trunk<'_>, tensors: &Stored, layer: usize) {
     for (part, to) in [("gate_proj", "ffn_gate_exps"), ("up_proj", "ffn_up_exps"), ("down_proj", "ffn_down_exps")] {
         let name = |e: usize| format!("model.language_model.layers.{layer}.mlp.experts.{e}.{part}.weight");
         let Some(first) = tensors.get(&name(0)) else { return };
-        let all: Vec<f32> = (0..count).flat_map(|e| floats(&tensors[&name(e)])).collect();
+        let all: Vec<f32> = (0..count).flat_map(|e| tensors[&name(e)].values()).collect();
         let dims = [&[count], first.dims.as_slice()].concat();
         t.put(&format!("blk.{layer}.{to}.weight"), &dims, &all, DType::F32);
     }
@@ -291,7 +287,7 @@ pub fn tower(config: &Value, tensors: &Stored) -> Vec<u8> {
         .raw_array("clip.vision.is_deepstack_layers", 7, flags.len() as u64, &flags);
     for (name, tensor) in tensors {
         let Some(part) = name.strip_prefix("model.visual.") else { continue };
-        let (x, dims) = (floats(tensor), tensor.dims.clone());
+        let (x, dims) = (tensor.values(), tensor.dims.clone());
         if part == "patch_embed.proj.weight" {
             let &[out, channels, frames, h, side] = dims.as_slice() else { panic!("five sides") };
             for f in 0..frames {

@@ -208,6 +208,21 @@ impl<'a> Room<'a> {
     }
 }
 
+/// Logits of a prompt of `text` tokens after an image, where the model sees, and of one decoded row.
+pub fn prompt_and_row(model: &Model, device: &dyn Device, text: usize) -> Vec<f32> {
+    let parts = [Part::Text(3), Part::Image(Grid { t: 1, h: 4, w: 2 }), Part::Text(text)];
+    let parts = if model.vision.is_some() { &parts[..] } else { &parts[2..] };
+    let layout = Layout::new(parts, 12);
+    let images = layout.encode(model, device);
+    let n = layout.rows.len();
+    let mut room = Room::new(model, device, 1, n + 1);
+    let mut all = room.prefill(&layout, &images, 0, 50);
+    let row = decoded(&layout, 5, n);
+    all.extend(room.forward(&[(0, Piece { rows: &[row], start: n, decode: true, images: &[], snapshots: vec![] })]));
+    assert!(all.iter().all(|l| l.is_finite()) && all.iter().any(|l| l.abs() > 0.05));
+    all
+}
+
 /// The row of a decoded token.
 pub fn decoded(layout: &Layout, id: u32, at: usize) -> Row {
     let position = (at as i64 + layout.rope_delta) as u32;

@@ -10,7 +10,6 @@ use turbospark_device::ReferenceDevice;
 use turbospark_models::config::Config;
 use turbospark_models::{Model, Quant};
 use turbospark_testkit::{ExpertLayout, RawTensor, fixtures, random_checkpoint};
-use turbospark_vision::Grid;
 use turbospark_weights::gguf::{self, Set};
 use turbospark_weights::{Folder, Sidecar};
 
@@ -119,21 +118,7 @@ pub fn opened(path: &Path) -> Model {
 
 /// Logits of a prompt, with an image where the model sees, and of one decoded row.
 pub fn logits(model: &Model) -> Vec<f32> {
-    let image = model.vision.is_some().then_some(Part::Image(Grid { t: 1, h: 4, w: 2 }));
-    let parts: Vec<Part> = [Some(Part::Text(3)), image, Some(Part::Text(9))].into_iter().flatten().collect();
-    let layout = Layout::new(&parts, 12);
-    let images = layout.encode(model, &ReferenceDevice);
-    let n = layout.rows.len();
-    let mut room = Room::new(model, &ReferenceDevice, 1, n + 1);
-    let mut all = room.prefill(&layout, &images, 0, 50);
-    let row = decoded(&layout, 5, n);
-    all.extend(room.forward(&[(0, Piece { rows: &[row], start: n, decode: true, images: &[], snapshots: vec![] })]));
-    assert!(all.iter().all(|l| l.is_finite()) && all.iter().any(|l| l.abs() > 0.05));
-    all
-}
-
-pub fn floats(t: &RawTensor) -> Vec<f32> {
-    t.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    prompt_and_row(model, &ReferenceDevice, 9)
 }
 
 /// The bytes of a tensor of a GGUF file.

@@ -3,7 +3,6 @@
 use serde_json::Value as Json;
 use turbospark_models::config::{Config, Family, LayerKind, MlpKind, RopeScaling, VisionConfig};
 use turbospark_text::ChatTemplate;
-use turbospark_vision::ImageConfig;
 use turbospark_weights::Sidecar;
 use turbospark_weights::gguf::{Array, Metadata, TokenizerTexts, Value, architecture, tokenizer_keys};
 
@@ -179,15 +178,7 @@ fn named_template(value: &Json) -> Option<String> {
 /// The keys of the tower's file.
 pub(super) fn tower(source: &Source<'_>, name: &str, file_type: u32) -> Result<Keys> {
     let vision = source.config.vision.as_ref().expect("a tower has a configuration");
-    let folder = &source.folder;
-    let text = match folder.text(Sidecar::PreprocessorConfig)? {
-        Some(text) => text,
-        None => match folder.text(Sidecar::ProcessorConfig)? {
-            Some(text) => text,
-            None => folder.require(Sidecar::PreprocessorConfig)?,
-        },
-    };
-    let image = ImageConfig::from_json(&text)?;
+    let image = crate::model::own_image_config(&source.folder)?;
     if !image.scale.normalize || image.scale.rescale != Some(1.0 / 255.0) {
         let problem = "pictures are not scaled to 0..1 and normalised, which GGUF can't say";
         return Err(Error::Unsupported(problem.to_owned()));
