@@ -17,7 +17,6 @@ use turbospark_device::{Device, ReferenceDevice};
 use turbospark_models::config::Config;
 use turbospark_models::{Model, Row, Source};
 use turbospark_testkit::{ExpertLayout, RawTensor, Values, pack, random_checkpoint, read, shared};
-use turbospark_vision::Grid;
 use turbospark_weights::Checkpoint;
 
 type Stored = BTreeMap<String, RawTensor>;

@@ -13,7 +13,6 @@ use turbospark_models::Model;
 use turbospark_models::config::Config;
 use turbospark_tensor::DType;
 use turbospark_testkit::{ExpertLayout, RawTensor, fixtures, pack, random_checkpoint, shared};
-use turbospark_vision::Grid;
 use turbospark_weights::gguf::Mmproj;
 use turbospark_weights::{Checkpoint, Folder, Sidecar};
 
