@@ -157,7 +157,7 @@ fn end_of_text_ids_are_one_or_many() {
 #[test]
 fn refusals_name_the_key_and_both_sides() {
     let cases: Vec<(&str, &str, Value, &[&str])> = vec![
-        ("qwen3_vl", "/model_type", json!("llama"), &["model_type", "\"llama\"", "qwen3_vl, qwen3_vl_moe, qwen3_5"]),
+        ("qwen3_vl", "/model_type", json!("gemma3"), &["model_type", "\"gemma3\"", "qwen3_vl, qwen3_vl_moe, qwen3_5"]),
         ("qwen3_vl", "/model_type", Value::Null, &["model_type", "missing"]),
         ("qwen3_vl", "/text_config", Value::Null, &["text_config", "missing"]),
         ("qwen3_vl", "/text_config", json!([1]), &["text_config", "an object", "[1]"]),
