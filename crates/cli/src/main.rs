@@ -28,6 +28,7 @@ use outcome::Outcome;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     console::start_tracing(cli.verbose);
+    turbospark::weights::guard_mappings();
     let verbose = cli.verbose > 0;
     let done = match cli.command {
         Command::Read(args) => commands::read::run(&args, verbose),

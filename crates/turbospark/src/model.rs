@@ -330,7 +330,9 @@ impl Model {
     /// One pass over rows of several sequences: the logits of the rows that want them.
     pub(crate) fn forward(&self, engine: &mut Engine, batch: &[Sequence<'_>]) -> Result<Vec<f32>> {
         let Engine { cache, scratch, .. } = engine;
-        Ok(self.inner.model.trunk.forward(&*self.inner.device, batch, cache, scratch, None)?)
+        let logits = self.inner.model.trunk.forward(&*self.inner.device, batch, cache, scratch, None)?;
+        self.inner.checkpoint.check_intact()?;
+        Ok(logits)
     }
 }
 

@@ -367,6 +367,7 @@ impl Session {
             let mut engine = self.model.engine();
             let input = VisionInput { grid_thw: [grid.t, grid.h, grid.w], patches };
             let mut rows = tower.encode(self.model.device(), &[input], &mut engine.vision_scratch, None)?;
+            self.model.checkpoint().check_intact()?;
             drop(span);
             if let Some(rows) = rows.pop() {
                 self.visuals.insert(digests[i], rows);

@@ -204,6 +204,15 @@ impl Checkpoint {
         (0..self.files.len() as u32).map(FileId)
     }
 
+    /// Whether all mapped bytes that were read so far were the files' own: to be asked after a pass, where the program
+    /// has installed [`guard_mappings`](crate::guard_mappings).
+    ///
+    /// # Errors
+    /// [`Error::Changed`] with the file that was cut.
+    pub fn check_intact(&self) -> Result<()> {
+        self.files.iter().try_for_each(WeightFile::check_intact)
+    }
+
     /// Number of tensors.
     pub fn len(&self) -> usize {
         self.table.len()

@@ -86,6 +86,17 @@ impl WeightFile {
         Ok(fresh)
     }
 
+    /// Refuses to vouch for bytes that were read from a mapping whose file was cut meanwhile.
+    pub(crate) fn check_intact(&self) -> Result<()> {
+        let Store::File { path, file, mapping } = &*self.store else { return Ok(()) };
+        let live = mapping.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        if !live.is_some_and(|mapping| mapping.is_damaged()) {
+            return Ok(());
+        }
+        let now = file.metadata().map_err(|source| Error::Io { path: path.clone(), source })?.len();
+        Err(Error::Changed { file: self.name.clone(), was: self.length, now })
+    }
+
     /// The file once more, for reads past the page cache.
     ///
     /// # Errors

@@ -4,13 +4,18 @@ use std::{fs::File, io, sync::Arc};
 
 use memmap2::Mmap;
 
+use crate::guard::Watch;
+
 /// The bytes of one weight file: its mapped pages, or memory that holds it already.
 ///
 /// A mapped file must not be cut while it is in use: reading a page past the new end ends the process with
-/// SIGBUS (an access violation on Windows), which no check made here beforehand can prevent. A file rewritten in
-/// place changes the weights under the model. Both need someone with write access to the file while it is served.
+/// SIGBUS (an access violation on Windows), unless the program has installed [`guard_mappings`](crate::guard_mappings).
+/// A file rewritten in place changes the weights under the model. Both need someone with write access to the file while
+/// it is served.
 #[derive(Debug)]
 pub struct Mapping {
+    /// Given up before the bytes.
+    watch: Option<Watch>,
     bytes: Bytes,
 }
 
@@ -28,7 +33,13 @@ impl Mapping {
         // lives, so it is unmapped after the last borrow. That nobody cuts or rewrites the file meanwhile cannot be
         // checked from here; the contract is stated on the struct, and no value's validity rests on the bytes.
         let map = unsafe { Mmap::map(file) }?;
-        Ok(Mapping { bytes: Bytes::Mapped(map) })
+        Ok(Mapping { watch: Watch::new(&map), bytes: Bytes::Mapped(map) })
+    }
+
+    /// Whether the file was cut under the mapping and zeros were read in place of what was lost; only with
+    /// [`guard_mappings`](crate::guard_mappings).
+    pub fn is_damaged(&self) -> bool {
+        self.watch.as_ref().is_some_and(Watch::is_damaged)
     }
 
     /// All bytes of the file.
@@ -61,12 +72,12 @@ impl AsRef<[u8]> for Mapping {
 
 impl From<&'static [u8]> for Mapping {
     fn from(bytes: &'static [u8]) -> Self {
-        Mapping { bytes: Bytes::Static(bytes) }
+        Mapping { watch: None, bytes: Bytes::Static(bytes) }
     }
 }
 
 impl From<Arc<[u8]>> for Mapping {
     fn from(bytes: Arc<[u8]>) -> Self {
-        Mapping { bytes: Bytes::Shared(bytes) }
+        Mapping { watch: None, bytes: Bytes::Shared(bytes) }
     }
 }
