@@ -68,8 +68,6 @@ pub struct MemoryPlan {
     pub read_per_token: u64,
     /// Bytes that encoding an image reads.
     pub read_per_image: u64,
-    /// The least ceiling that would work.
-    pub least: u64,
 }
 
 impl MemoryPlan {
@@ -259,17 +257,7 @@ impl Demand<'_> {
         let read_per_image = if residency.vision { sum(&sizes.vision) } else { 0 };
         let head = if residency.head { sizes.head } else { 0 };
         let read_per_token = streamed + head + experts as u64;
-        let mut plan = MemoryPlan {
-            ceiling: self.ceiling,
-            terms,
-            residency,
-            most_patches,
-            read_per_token,
-            read_per_image,
-            least: 0,
-        };
-        plan.least = plan.total();
-        plan
+        MemoryPlan { ceiling: self.ceiling, terms, residency, most_patches, read_per_token, read_per_image }
     }
 }
 

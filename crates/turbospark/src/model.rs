@@ -271,7 +271,8 @@ impl Model {
                 config.clone().with_limits(min, max).map_err(|source| Error::Image { number, source: source.into() })?
             }
         };
-        let most = self.inner.memory.most_patches;
+        let memory = &self.inner.memory;
+        let most = memory.ceiling.map_or(usize::MAX, |_| memory.most_patches);
         let pixels = most.saturating_mul(config.layout.patch_size.pow(2));
         let config = match self.inner.fit_images && config.max_pixels > pixels {
             true => {

@@ -21,14 +21,14 @@ pub(super) fn is_name(name: &str) -> bool {
 }
 
 pub(super) fn read(raw: &mut Raw<'_>, quant: &Object) -> Result<Conventions> {
-    let default = Settings::read("quantization", quant, None)?;
+    let default = Settings::read("quantization", quant)?;
     for stem in raw.stems(".scales") {
         let weight = format!("{stem}.weight");
         if raw.place(&weight).is_none_or(|place| place.dtype != DType::U32) {
             continue;
         }
         let settings = match quant.get(&stem) {
-            Some(Value::Object(own)) => Settings::read(&stem, own, Some(&default))?,
+            Some(Value::Object(own)) => Settings::read(&stem, own)?,
             _ => default,
         };
         let codes = raw.take(&weight)?;
@@ -111,7 +111,7 @@ struct Settings {
 
 impl Settings {
     /// `own` may leave out what the mode has a default for; without a mode it is affine, whatever the folder's is.
-    fn read(at: &str, own: &Object, _folder: Option<&Settings>) -> Result<Self> {
+    fn read(at: &str, own: &Object) -> Result<Self> {
         let mode = match own.get("mode").and_then(Value::as_str) {
             None | Some("affine") => Mode::Affine,
             Some("mxfp4") => Mode::Mxfp4,

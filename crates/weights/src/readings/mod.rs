@@ -39,20 +39,18 @@ pub(crate) fn read(
 ) -> Result<(Table, Conventions)> {
     let mut raw = Raw { table, bytes };
     let empty = Object::new();
-    let quant = config.and_then(quantisation).or(older.and_then(Value::as_object));
-    let method = quant.and_then(|q| q.get("quant_method")).and_then(Value::as_str);
-    let plain = (quant, method) == (None, None) && !raw.table.keys().any(|name| mlx::is_name(name));
+    let found = config.and_then(quantisation).or(older.and_then(Value::as_object));
+    let quant = found.unwrap_or(&empty);
     let mut conventions = Conventions::default();
-    match method {
-        None if plain => {}
-        None if older.is_some() && quant.is_some_and(|q| q.contains_key("desc_act")) => {
-            gptq::read(&mut raw, quant.unwrap_or(&empty))?
-        }
-        None => conventions = mlx::read(&mut raw, quant.unwrap_or(&empty))?,
-        Some("fp8") => fp8::read(&mut raw, quant.unwrap_or(&empty))?,
-        Some("awq") => awq::read(&mut raw, quant.unwrap_or(&empty))?,
-        Some("gptq") => gptq::read(&mut raw, quant.unwrap_or(&empty))?,
-        Some("compressed-tensors") => compressed::read(&mut raw, quant.unwrap_or(&empty))?,
+    match quant.get("quant_method").and_then(Value::as_str) {
+        None if found.is_none() && !raw.table.keys().any(|name| mlx::is_name(name)) => {}
+        // An older folder doesn't say whose it is.
+        None if quant.contains_key("desc_act") => gptq::read(&mut raw, quant)?,
+        None => conventions = mlx::read(&mut raw, quant)?,
+        Some("fp8") => fp8::read(&mut raw, quant)?,
+        Some("awq") => awq::read(&mut raw, quant)?,
+        Some("gptq") => gptq::read(&mut raw, quant)?,
+        Some("compressed-tensors") => compressed::read(&mut raw, quant)?,
         Some(other) => {
             return Err(Error::Quantisation(format!(
                 "quant_method {:?} is not read; this build reads fp8, awq, gptq, compressed-tensors, MLX folders and GGUF",
