@@ -10,6 +10,7 @@
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::error::{Error, Result, at};
@@ -144,7 +145,10 @@ impl RepoFolder {
         let path = self.refs_folder().join(revision);
         let folder = path.parent().unwrap_or(&self.path);
         fs::create_dir_all(folder).map_err(at(folder))?;
-        let draft = self.path.join(format!(".ref-{}", std::process::id()));
+        // Of its own for each pull, also for several of one process.
+        static DRAFTS: AtomicU64 = AtomicU64::new(0);
+        let number = DRAFTS.fetch_add(1, Ordering::Relaxed);
+        let draft = self.path.join(format!(".ref-{}-{number}", std::process::id()));
         fs::write(&draft, commit).map_err(at(&draft))?;
         fs::rename(&draft, &path).map_err(at(&path))
     }
@@ -191,11 +195,13 @@ impl RepoFolder {
             Err(e) if e.kind() != ErrorKind::NotFound => return Err(at(&pointer)(e)),
             _ => {}
         }
-        if link(&link_target(&file.path, file.digest.hex()), &pointer).is_err() {
+        match link(&link_target(&file.path, file.digest.hex()), &pointer) {
+            // Another pull has just made the same link.
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(()),
             // A system or disk without links: the blob itself becomes the file, as the Python client has it.
-            fs::rename(self.blob(file), &pointer).map_err(at(&pointer))?;
+            Err(_) => fs::rename(self.blob(file), &pointer).map_err(at(&pointer)),
+            Ok(()) => Ok(()),
         }
-        Ok(())
     }
 
     /// Keeps others from fetching the same blob. Waits as long as they do: a lock ends with its process. `None`
