@@ -12,6 +12,7 @@ mod blocks;
 mod cache;
 pub mod config;
 mod error;
+mod layout;
 mod load;
 pub mod probe;
 mod quant;

@@ -10,8 +10,9 @@ use turbospark_tensor::DType;
 
 use crate::blocks::{delta, mlp};
 use crate::cache::{Cache, CacheShape};
+use crate::layout::{LayerScratch, Layout};
 use crate::scratch::Scratch;
-use crate::trunk::{Layout, Mixer, Step, Trunk};
+use crate::trunk::{Mixer, Step, Trunk};
 use crate::vision_tower;
 use crate::{ModelError, Result};
 
@@ -135,7 +136,7 @@ fn alone<'s>(
     spans: &'s [Span],
     x: &[f32],
     taps: &mut dyn TapSink,
-    record: impl FnOnce(&mut Pass<'s>, &crate::trunk::LayerScratch<'s>, &Step<'s>),
+    record: impl FnOnce(&mut Pass<'s>, &LayerScratch<'s>, &Step<'s>),
 ) -> Result<Vec<f32>> {
     let rows = spans.iter().map(|s| s.rows).sum();
     let layout = Layout::plan(&trunk.config, trunk.rope.half(), rows, [1, 1], 0);

@@ -7,7 +7,8 @@ use turbospark_device::Pass;
 
 use crate::blocks::{attention, delta, mlp};
 use crate::cache::Cache;
-use crate::trunk::{Layer, LayerScratch, Mixer, Step};
+use crate::layout::LayerScratch;
+use crate::trunk::{Layer, Mixer, Step};
 
 pub(crate) fn decoder_layer<'a>(
     pass: &mut Pass<'a>,

@@ -126,7 +126,8 @@ impl Model {
             }
         }
         let shape = shape_of(context);
-        let sizes = UnitSizes::of(&turbospark_models::plan(config.clone(), &checkpoint, &how)?);
+        let planned = turbospark_models::plan(config.clone(), &checkpoint, &how)?;
+        let sizes = UnitSizes::of(&planned);
         let layout = image_config.as_ref().map(|i| i.layout.patch_size * i.layout.patch_size);
         let demand = Demand {
             config: &config,
@@ -142,7 +143,14 @@ impl Model {
         let memory = demand.plan()?;
         let model = match memory.residency == Residency::default() {
             true => turbospark_models::Model::load_as(config, &checkpoint, &*device, &how)?,
-            false => turbospark_models::Model::load_streamed(config, &checkpoint, &device, &how, &memory.residency)?,
+            false => turbospark_models::Model::load_streamed(
+                config,
+                &checkpoint,
+                &device,
+                &how,
+                &planned,
+                &memory.residency,
+            )?,
         };
         let engine = Engine::new(&*device, &model, shape)?;
         drop(span);

@@ -1,5 +1,6 @@
 //! One sequence: what is in the cache for it, and how it grows.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -265,67 +266,6 @@ impl Session {
         Ok(done)
     }
 
-    /// Images whose tower is read from the disk: as many in one call as the plan has room for, so that they share the
-    /// reading.
-    fn encode_together(
-        &mut self,
-        prompt: &Prompt,
-        wanted: Vec<usize>,
-        digests: &[[u8; 32]],
-        cancel: &Cancel,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<()> {
-        let of = wanted.len();
-        let mut distinct: Vec<usize> = Vec::new();
-        for i in wanted {
-            if !distinct.iter().any(|&j| digests[j] == digests[i]) {
-                distinct.push(i);
-            }
-        }
-        let most = self.model.memory_plan().most_patches;
-        let (mut done, mut rest) = (0, distinct.as_slice());
-        while !rest.is_empty() {
-            if cancel.is_cancelled() {
-                return Err(Error::Cancelled);
-            }
-            progress(Progress::Encode { images: done, of });
-            let mut patches = 0;
-            let fits = |&&i: &&usize| {
-                patches += prompt.visuals()[i].grid.patches();
-                patches <= most
-            };
-            let count = rest.iter().take_while(fits).count().max(1);
-            let (now, later) = rest.split_at(count);
-            let pixels: Vec<Vec<f32>> = now
-                .iter()
-                .map(|&i| match &prompt.visuals()[i].pixels {
-                    Pixels::Patches(patches) => patches.to_vec(),
-                    Pixels::Picture(picture) => picture.patches(),
-                })
-                .collect();
-            let inputs: Vec<VisionInput<'_>> = now
-                .iter()
-                .zip(&pixels)
-                .map(|(&i, patches)| {
-                    let grid = prompt.visuals()[i].grid;
-                    VisionInput { grid_thw: [grid.t, grid.h, grid.w], patches }
-                })
-                .collect();
-            let span = tracing::debug_span!("encode", images = count).entered();
-            let tower = self.model.inner.model.vision.as_ref().ok_or(ModelError::NoVision)?;
-            let mut engine = self.model.engine();
-            let rows = tower.encode(self.model.device(), &inputs, &mut engine.vision_scratch, None)?;
-            drop((span, engine));
-            for (&i, rows) in now.iter().zip(rows) {
-                self.visuals.insert(digests[i], rows);
-            }
-            done += count;
-            rest = later;
-        }
-        progress(Progress::Encode { images: of, of });
-        Ok(())
-    }
-
     /// Runs the tower for the images that have rows at or after `start` and are not there yet.
     fn encode(
         &mut self,
@@ -340,38 +280,48 @@ impl Session {
         wanted.dedup();
         wanted.retain(|&i| !self.visuals.contains_key(&digests[i]));
         let of = wanted.len();
-        let tower = self.model.inner.model.vision.as_ref();
-        if of > 1 && tower.is_some_and(turbospark_models::VisionTower::is_streamed) {
-            return self.encode_together(prompt, wanted, &digests, cancel, progress);
+        let mut distinct: Vec<usize> = Vec::new();
+        for i in wanted {
+            // The same picture twice is encoded once.
+            if !distinct.iter().any(|&j| digests[j] == digests[i]) {
+                distinct.push(i);
+            }
         }
-        for (n, i) in wanted.into_iter().enumerate() {
+        let mut rest = distinct.as_slice();
+        while !rest.is_empty() {
             if cancel.is_cancelled() {
                 return Err(Error::Cancelled);
             }
-            progress(Progress::Encode { images: n, of });
-            if self.visuals.contains_key(&digests[i]) {
-                continue; // the same picture twice
-            }
-            let visual = &prompt.visuals()[i];
-            let made;
-            let patches = match &visual.pixels {
-                Pixels::Patches(patches) => &patches[..],
-                Pixels::Picture(picture) => {
-                    made = picture.patches();
-                    &made[..]
-                }
-            };
-            let grid = visual.grid;
-            let span = tracing::debug_span!("encode", image = i, grid = %grid).entered();
+            progress(Progress::Encode { images: of - rest.len(), of });
             let tower = self.model.inner.model.vision.as_ref().ok_or(ModelError::NoVision)?;
+            // One at a time; where the tower is read from the disk as many as there is room for, so that they share
+            // the reading.
+            let most = if tower.is_streamed() { self.model.memory_plan().most_patches } else { 0 };
+            let mut patches = 0;
+            let fits = |&&i: &&usize| {
+                patches += prompt.visuals()[i].grid.patches();
+                patches <= most
+            };
+            let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+            let patches: Vec<Cow<'_, [f32]>> = now
+                .iter()
+                .map(|&i| match &prompt.visuals()[i].pixels {
+                    Pixels::Patches(patches) => Cow::Borrowed(&patches[..]),
+                    Pixels::Picture(picture) => Cow::Owned(picture.patches()),
+                })
+                .collect();
+            let span = tracing::debug_span!("encode", images = ?now).entered();
+            let inputs = now.iter().zip(&patches).map(|(&i, patches)| {
+                let grid = prompt.visuals()[i].grid;
+                VisionInput { grid_thw: [grid.t, grid.h, grid.w], patches }
+            });
             let mut engine = self.model.engine();
-            let input = VisionInput { grid_thw: [grid.t, grid.h, grid.w], patches };
-            let mut rows = tower.encode(self.model.device(), &[input], &mut engine.vision_scratch, None)?;
+            let inputs: Vec<VisionInput<'_>> = inputs.collect();
+            let rows = tower.encode(self.model.device(), &inputs, &mut engine.vision_scratch, None)?;
             self.model.checkpoint().check_intact()?;
-            drop(span);
-            if let Some(rows) = rows.pop() {
-                self.visuals.insert(digests[i], rows);
-            }
+            drop((span, engine));
+            self.visuals.extend(now.iter().zip(rows).map(|(&i, rows)| (digests[i], rows)));
+            rest = later;
         }
         if of > 0 {
             progress(Progress::Encode { images: of, of });

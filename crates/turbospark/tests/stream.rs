@@ -13,7 +13,7 @@ use turbospark::Cancel;
 use turbospark::pack::{PackOptions, pack};
 use turbospark_device::{Device, ReferenceDevice};
 use turbospark_models::config::Config;
-use turbospark_models::{LoadAs, Model, ModelError, Residency};
+use turbospark_models::{LoadAs, Model, ModelError, Residency, plan};
 use turbospark_testkit::{ExpertLayout, random_checkpoint};
 use turbospark_vision::Grid;
 use turbospark_weights::{Folder, Sidecar};
@@ -30,7 +30,8 @@ fn open(path: &Path, device: &Arc<dyn Device>, residency: &Residency) -> Result<
     let folder = Folder::open(path).unwrap();
     let config = Config::parse(&folder.require(Sidecar::Config).unwrap()).unwrap();
     let checkpoint = Arc::new(folder.checkpoint().unwrap());
-    Model::load_streamed(config, &checkpoint, device, &LoadAs::default(), residency)
+    let planned = plan(config.clone(), &checkpoint, &LoadAs::default())?;
+    Model::load_streamed(config, &checkpoint, device, &LoadAs::default(), &planned, residency)
 }
 
 /// A prompt with two images in two chunks, and rows decoded after it: several passes.
@@ -172,6 +173,7 @@ fn a_weight_to_be_quantised_can_not_stay_on_the_disk() {
     let how = LoadAs { quant: Some(turbospark_models::Quant::Q8_0), ..LoadAs::default() };
     let residency = Residency { layers: vec![0], slots: 2, loaded: true, ..Residency::default() };
     let checkpoint = Arc::new(parts.checkpoint().unwrap());
-    let said = Model::load_streamed(config, &checkpoint, &device, &how, &residency).unwrap_err().to_string();
+    let planned = plan(config.clone(), &checkpoint, &how).unwrap();
+    let said = Model::load_streamed(config, &checkpoint, &device, &how, &planned, &residency).unwrap_err().to_string();
     assert!(said.contains("pack the model first"), "{said}");
 }

@@ -56,7 +56,7 @@ impl Model {
         Loader::new(device, how, checkpoint).load(config).map(|loaded| loaded.model)
     }
 
-    /// As [`Model::load_as`], with a part of the model left on the disk.
+    /// As [`Model::load_as`], with a part of the model left on the disk; `planned` is what [`plan`] gives for it.
     ///
     /// # Errors
     /// As [`Model::load_as`]; weights that are to be quantised can't stay on the disk.
@@ -65,9 +65,10 @@ impl Model {
         checkpoint: &Arc<Checkpoint>,
         device: &Arc<dyn Device>,
         how: &LoadAs,
+        planned: &[Planned],
         residency: &Residency,
     ) -> Result<Self> {
-        let streamed = Streamed::new(&plan(config.clone(), checkpoint, how)?, residency, device, checkpoint)?;
+        let streamed = Streamed::new(planned, residency, device, checkpoint)?;
         let mut loader = Loader::new(&**device, how, checkpoint);
         loader.loaded = residency.loaded;
         loader.streamed = Some(streamed);

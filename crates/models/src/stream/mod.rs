@@ -174,8 +174,8 @@ pub(crate) struct Streamed {
     pub vision: HashMap<usize, usize>,
     /// Parts of the head: first row, weights and unit; empty where it is in memory.
     pub head: Vec<(usize, Linear, usize)>,
-    /// Where experts go, if they are pooled.
-    pub expert_slots: Option<Vec<Arc<Buffer>>>,
+    /// Slots of the pool of experts; 0 where they are in memory.
+    pub expert_slots: usize,
     pub counters: Arc<Counters>,
 }
 
@@ -237,12 +237,8 @@ impl Streamed {
         let longest = cycles.iter().map(|c| c.count).max().unwrap_or(0);
         let count = residency.slots.clamp(1, longest.max(1));
         let bytes = reads.iter().map(|r| r.slot_bytes).max().unwrap_or(0);
-        // Direct reads want aligned memory, which large buffers have.
-        let slot = |label: &str, bytes: usize| device.alloc(label, bytes.max(MIN_SLOT)).map(Arc::new);
-        let mut slots = Vec::new();
-        if !cycles.is_empty() {
-            slots = (0..count).map(|_| slot("slot of streamed weights", bytes)).collect::<Result<Vec<_>, _>>()?;
-        }
+        let count = if cycles.is_empty() { 0 } else { count };
+        let slots = slots(device, "slot of streamed weights", count, bytes)?;
         let mut places = HashMap::new();
         for (unit, (pieces, offsets)) in laid.into_iter().enumerate() {
             let slot = &slots[slot_of(&cycles, unit, count)];
@@ -253,12 +249,7 @@ impl Streamed {
             let disk = Disk::new(device.clone(), checkpoint.clone(), counters.clone())?;
             ring = Some(Arc::new(Ring::new(Arc::new(disk), slots, reads, cycles)));
         }
-        let mut expert_slots = None;
-        if residency.expert_slots > 0 {
-            let bytes = UnitSizes::of(planned).expert;
-            let slots = (0..residency.expert_slots).map(|_| slot("slot of experts", bytes));
-            expert_slots = Some(slots.collect::<Result<Vec<_>, _>>()?);
-        }
+        let expert_slots = residency.expert_slots;
         Ok(Streamed { places, ring, layers, vision, head, expert_slots, counters })
     }
 
@@ -270,7 +261,9 @@ impl Streamed {
         device: &Arc<dyn Device>,
         checkpoint: &Arc<Checkpoint>,
     ) -> Result<()> {
-        if let Some(slots) = self.expert_slots {
+        if self.expert_slots > 0 {
+            let bytes = pooled.iter().flatten().map(|expert| expert.reads.slot_bytes).max().unwrap_or(0);
+            let slots = slots(device, "slot of experts", self.expert_slots, bytes)?;
             let disk = Disk::new(device.clone(), checkpoint.clone(), self.counters.clone())?;
             let pool = Arc::new(Pool::new(Arc::new(disk), slots, pooled));
             let routed = model.trunk.layers.iter_mut().filter_map(|layer| match &mut layer.mlp {
@@ -298,7 +291,12 @@ impl Streamed {
 }
 
 /// Below this, memory isn't aligned for direct reads.
-pub(crate) const MIN_SLOT: usize = 2 << 20;
+const MIN_SLOT: usize = 2 << 20;
+
+fn slots(device: &Arc<dyn Device>, label: &str, count: usize, bytes: usize) -> Result<Vec<Arc<Buffer>>> {
+    let slot = |_| device.alloc(label, bytes.max(MIN_SLOT)).map(Arc::new);
+    Ok((0..count).map(slot).collect::<Result<_, _>>()?)
+}
 
 /// All files of a checkpoint for direct reads.
 pub(crate) fn direct_files(checkpoint: &Checkpoint) -> Result<Vec<DirectFile>> {

@@ -6,8 +6,9 @@ use turbospark_weights::{Checkpoint, DirectFile, FileId, Linear, Piece, Place};
 
 use crate::Result;
 
-/// Bytes between two tensors of a file that are read along rather than in two reads.
-const GAP: u64 = 64 << 10;
+/// Bytes between two tensors of a file that are read along rather than in two reads: no more than what a second read
+/// would add at its ends, so that a unit never takes more than its tensors and two blocks for each.
+const GAP: u64 = 2 * DirectFile::ALIGN as u64;
 /// Where a tensor that is put together begins in a slot.
 const MADE_ALIGN: usize = 64;
 
