@@ -228,7 +228,9 @@ impl ExpertSource for PooledExperts {
                 break;
             }
         }
+        // After an error the rest is waited for: a read that outlived this call would leave its failure to the next.
         for at in pinned {
+            let _ = shared.wait(at);
             shared.unpin(at);
         }
         result
