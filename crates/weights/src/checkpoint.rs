@@ -213,6 +213,11 @@ impl Checkpoint {
         self.files.iter().try_for_each(WeightFile::check_intact)
     }
 
+    /// Gives the memory of a tensor's mapped pages back; they are fetched again when they are used next.
+    pub fn give_back(&self, place: &Place) {
+        self.files[place.file.index()].give_back(place.offset, place.length);
+    }
+
     /// Number of tensors.
     pub fn len(&self) -> usize {
         self.table.len()

@@ -8,8 +8,8 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Error, Mapping, Result, WeightFile};
 
@@ -34,6 +34,66 @@ enum Store {
 
 /// Bytes of one read: more gain nothing where a drive's queue is full with them.
 const CHUNK: usize = 4 << 20;
+/// Reads in flight: one leaves most drives idle between two requests, and more than four gained nothing.
+const DEPTH: usize = 4;
+/// Below this, starting threads takes longer than they save.
+const ALONE: usize = 1 << 20;
+
+/// One of several reads that are made together: see [`DirectFile::read`].
+#[derive(Debug)]
+pub struct DirectRead<'a> {
+    /// The file.
+    pub file: &'a DirectFile,
+    /// Where it begins; a multiple of [`DirectFile::ALIGN`].
+    pub offset: u64,
+    /// How many of the first bytes must be there.
+    pub needed: usize,
+    /// Where they go.
+    pub out: &'a mut [u8],
+}
+
+/// Makes all `reads`, several at a time, until one fails or `stop` says so; whether all were made.
+///
+/// # Errors
+/// The first that fails, as [`DirectFile::read`].
+///
+/// # Panics
+/// As there.
+pub fn read_together(reads: Vec<DirectRead<'_>>, stop: &(dyn Fn() -> bool + Sync)) -> Result<bool> {
+    let all: usize = reads.iter().map(|read| read.needed).sum();
+    let chunks = reads.into_iter().flat_map(|DirectRead { file, offset, needed, out }| {
+        let chunk = move |(i, out)| {
+            let before = i * CHUNK;
+            let needed = needed.saturating_sub(before).min(CHUNK);
+            DirectRead { file, offset: offset + before as u64, needed, out }
+        };
+        out.chunks_mut(CHUNK).enumerate().map(chunk).filter(|chunk| chunk.needed > 0)
+    });
+    let mut chunks: Vec<DirectRead<'_>> = chunks.collect();
+    chunks.reverse(); // taken from the end
+    let threads = if all <= ALONE { 1 } else { chunks.len().clamp(1, DEPTH) };
+    let (rest, problem) = (Mutex::new(chunks), Mutex::new(None));
+    let work = || {
+        let failed = || problem.lock().is_ok_and(|problem| problem.is_some());
+        while !stop() && !failed() {
+            let Some(chunk) = rest.lock().unwrap_or_else(PoisonError::into_inner).pop() else { return };
+            if let Err(error) = chunk.file.read(chunk.offset, chunk.needed, chunk.out) {
+                problem.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // Where no thread can be had, this one does it all.
+            let _ = std::thread::Builder::new().name("read".into()).spawn_scoped(scope, work);
+        }
+        work();
+    });
+    match problem.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(rest.into_inner().unwrap_or_else(PoisonError::into_inner).is_empty()),
+    }
+}
 
 impl DirectFile {
     /// What offsets, lengths and memory are multiples of.

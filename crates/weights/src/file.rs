@@ -86,6 +86,14 @@ impl WeightFile {
         Ok(fresh)
     }
 
+    /// Gives the memory of a mapped range back, if anyone maps the file.
+    pub(crate) fn give_back(&self, offset: u64, length: u64) {
+        let Store::File { mapping, .. } = &*self.store else { return };
+        if let Some(live) = mapping.lock().unwrap_or_else(PoisonError::into_inner).upgrade() {
+            live.give_back(offset, length);
+        }
+    }
+
     /// Refuses to vouch for bytes that were read from a mapping whose file was cut meanwhile.
     pub(crate) fn check_intact(&self) -> Result<()> {
         let Store::File { path, file, mapping } = &*self.store else { return Ok(()) };

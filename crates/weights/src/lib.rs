@@ -39,7 +39,7 @@ mod readings;
 
 pub use checkpoint::{Checkpoint, Conventions, Entry, FileId, Foreign, Place};
 pub use claims::Claims;
-pub use direct::DirectFile;
+pub use direct::{DirectFile, DirectRead, read_together};
 pub use error::{Error, HeaderError, TensorError};
 pub use file::WeightFile;
 pub use folder::{Folder, Sidecar};

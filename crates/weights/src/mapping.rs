@@ -58,6 +58,22 @@ impl Mapping {
         self.bytes().get(begin..end)
     }
 
+    /// Gives the memory of a range back: its pages are fetched again, mostly from the system's cache, when they are
+    /// used next. Nothing happens where the bytes are no file's pages.
+    pub fn give_back(&self, offset: u64, length: u64) {
+        #[cfg(unix)]
+        if let Bytes::Mapped(map) = &self.bytes
+            && self.slice(offset, length).is_some_and(|part| !part.is_empty())
+        {
+            let (offset, length) = (offset as usize, length as usize);
+            // SAFETY: the range lies in the map, which is of a file and for reading only: what is dropped is fetched
+            // again from the same file, and where the guard put a page of zeros it is zeros again.
+            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, length) };
+        }
+        #[cfg(not(unix))]
+        let _ = (offset, length);
+    }
+
     /// Whether these are pages of a file, which count against a memory ceiling as they are touched.
     pub fn is_file_backed(&self) -> bool {
         matches!(self.bytes, Bytes::Mapped(_))
