@@ -298,6 +298,7 @@ proptest! {
             let ids = put_i32(d, &vec![0; rows * k]);
             let weights = put_f32(d, &vec![0.0; rows * k]);
             submit(d, |pass| pass.router(Router {
+                source: None,
                 logits: logits.view(0, DType::F32, [rows, experts]),
                 normalise,
                 ids: ids.view(0, DType::I32, [rows, k]),

@@ -36,6 +36,9 @@ pub enum DeviceError {
     /// A weight could not be brought to the device.
     #[error("reading weights: {0}")]
     Weights(#[source] std::io::Error),
+    /// Whoever asked for the pass wants it no longer.
+    #[error("cancelled")]
+    Cancelled,
     /// The options don't fit this device or machine.
     #[error("{0}")]
     Unsupported(String),

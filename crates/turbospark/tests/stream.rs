@@ -58,6 +58,7 @@ fn residencies(moe: bool) -> Vec<Residency> {
         slots,
         expert_slots,
         loaded: true,
+        vision_mapped: false,
     };
     let mut all = vec![
         streamed(&[], false, 3, 0),

@@ -9,7 +9,7 @@ use crate::{DeviceError, View};
 /// `softmax` over all logits, the `k` largest, divided by their sum where `normalise` is set.
 ///
 /// Ties go to the lower index.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Router<'a> {
     /// f32 `[rows, experts]`, dense.
     pub logits: View<'a>,
@@ -19,6 +19,14 @@ pub struct Router<'a> {
     pub ids: View<'a>,
     /// f32 `[rows, k]`.
     pub weights: View<'a>,
+    /// Told the choice as soon as it is made, so that it can begin to read what it lacks while other ops run.
+    pub source: Option<&'a dyn ExpertSource>,
+}
+
+impl fmt::Debug for Router<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Router").field("logits", &self.logits).field("ids", &self.ids).finish()
+    }
 }
 
 impl Router<'_> {
@@ -63,6 +71,11 @@ pub type UseExpert<'f> = dyn FnMut(usize, Expert<'_>) -> Result<(), DeviceError>
 pub trait ExpertSource: Send + Sync {
     /// Number of experts.
     fn experts(&self) -> usize;
+
+    /// Says that [`with`](ExpertSource::with) is going to ask for `wanted` (ascending, distinct) next.
+    fn announce(&self, wanted: &[usize]) {
+        let _ = wanted;
+    }
 
     /// Calls `each` with every expert of `wanted` (ascending, distinct), in that order. The weights are
     /// valid during the call only.

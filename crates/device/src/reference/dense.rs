@@ -186,17 +186,26 @@ pub(super) fn router(op: &Router<'_>) -> Done {
         weights.extend(order[..k].iter().map(|&e| (exp[e] / divisor) as f32));
     }
     store_i32(&op.ids, &ids)?;
-    store(&op.weights, &weights)
+    store(&op.weights, &weights)?;
+    if let Some(source) = op.source {
+        source.announce(&distinct(&ids));
+    }
+    Ok(())
+}
+
+/// The experts that any row chose, ascending.
+fn distinct(ids: &[i32]) -> Vec<usize> {
+    let mut wanted: Vec<usize> = ids.iter().map(|&e| e as usize).collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    wanted
 }
 
 pub(super) fn experts(op: &Experts<'_>) -> Done {
     let (x, ids, weights) = (load(&op.x)?, load_i32(&op.ids)?, load(&op.weights)?);
     let (hidden, k) = (op.x.dim(1), op.ids.dim(1));
     let mut out: Vec<f64> = vec![0.0; x.len()];
-    let mut wanted: Vec<usize> = ids.iter().map(|&e| e as usize).collect();
-    wanted.sort_unstable();
-    wanted.dedup();
-    op.source.with(&wanted, &mut |e, expert| {
+    op.source.with(&distinct(&ids), &mut |e, expert| {
         expert.check(hidden, op.width).map_err(|message| DeviceError::Op {
             scope: String::new(),
             op: "Experts",

@@ -65,29 +65,34 @@ pub(crate) fn mlp<'a>(pass: &mut Pass<'a>, w: &'a Mlp, s: &MlpScratch<'a>, layer
             let r = s.routed.expect("planned for a mixture");
             pass.matmul(Matmul { prompt_rows, ..Matmul::new(step.normed, w.router.view(), r.logits) });
             let normalise = w.norm_topk_prob && !active(Mutant::TopKNotNormalised);
-            pass.router(Router { logits: r.logits, normalise, ids: r.ids, weights: r.weights });
+            let source = w.experts.source();
+            pass.router(Router { logits: r.logits, normalise, ids: r.ids, weights: r.weights, source: Some(source) });
             pass.tap("router_logits", layer, r.logits);
             pass.tap("router_weights", layer, r.weights);
             pass.tap("router_experts", layer, r.ids);
+            let ungated = active(Mutant::SharedExpertUngated);
+            // Before the routed ones, though it is added after them: experts are read meanwhile.
+            if let Some((shared, gate)) = w.shared.as_ref().filter(|_| !ungated) {
+                pass.matmul(Matmul { prompt_rows, ..Matmul::new(step.normed, gate.view(), r.shared_gate) });
+                dense(pass, shared, s.inner, None, r.shared, step);
+                pass.tap("shared_gate", layer, r.shared_gate);
+                pass.tap("shared_expert", layer, r.shared);
+            }
             pass.experts(Experts {
                 x: step.normed,
                 ids: r.ids,
                 weights: r.weights,
-                source: w.experts.source(),
+                source,
                 width: w.width,
                 residual: Some(x),
                 out: x,
                 prompt_rows,
             });
             pass.tap("experts", layer, x);
-            if let Some((shared, gate)) = &w.shared {
-                pass.matmul(Matmul { prompt_rows, ..Matmul::new(step.normed, gate.view(), r.shared_gate) });
-                if active(Mutant::SharedExpertUngated) {
+            if let Some((shared, _)) = &w.shared {
+                if ungated {
                     return dense(pass, shared, s.inner, Some(x), x, step);
                 }
-                dense(pass, shared, s.inner, None, r.shared, step);
-                pass.tap("shared_gate", layer, r.shared_gate);
-                pass.tap("shared_expert", layer, r.shared);
                 let (out, gate) = (x.split_last(x.dim(1)), r.shared_gate.split_last(1));
                 let x = r.shared.split_last(r.shared.dim(1)); // [rows, 1, hidden]
                 pass.sigmoid_gate(SigmoidGate { x, gate, residual: Some(out), out });

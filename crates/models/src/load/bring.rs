@@ -144,6 +144,7 @@ impl Loader<'_> {
             return Ok(planned);
         }
         let Linear::Piece(piece) = linear else { unreachable!("only one tensor is quantised") };
+        let checkpoint = self.claims.checkpoint();
         let len = dtype.bytes(shape.elements()).ok_or_else(|| too_large(name))?;
         let bytes = self.bytes(name, piece)?;
         let (from, sides) = (piece.dtype(), piece.shape());
@@ -165,6 +166,11 @@ impl Loader<'_> {
             return Err(ModelError::Quant { name: name.to_owned(), source });
         }
         filled?;
+        if let Piece::Place(place) = piece {
+            // Else all of the file would be in memory by the end.
+            drop(bytes);
+            checkpoint.give_back(place);
+        }
         Ok(Matrix::Plain(Weight::new(Arc::new(buffer), 0, dtype, shape)))
     }
 

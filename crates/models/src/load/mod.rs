@@ -70,7 +70,7 @@ impl Model {
     ) -> Result<Self> {
         let streamed = Streamed::new(planned, residency, device, checkpoint)?;
         let mut loader = Loader::new(&**device, how, checkpoint);
-        loader.loaded = residency.loaded;
+        (loader.loaded, loader.vision_mapped) = (residency.loaded, residency.vision_mapped);
         loader.streamed = Some(streamed);
         let Loaded { mut model, streamed, pooled, .. } = loader.load(config)?;
         if let Some(streamed) = streamed {
@@ -126,6 +126,8 @@ struct Loader<'a> {
     plan: Option<Vec<Planned>>,
     /// Whether tensors are copied although the device could use the file's pages.
     loaded: bool,
+    /// Whether the tower uses the file's pages all the same.
+    vision_mapped: bool,
     /// What stays on the disk.
     streamed: Option<Streamed>,
     /// Experts that go to a pool, layer by layer.
@@ -141,13 +143,17 @@ impl<'a> Loader<'a> {
             files: HashMap::new(),
             plan: None,
             loaded: false,
+            vision_mapped: false,
             streamed: None,
             pooled: Vec::new(),
         }
     }
 
     fn load(mut self, config: Config) -> Result<Loaded> {
+        let loaded = self.loaded;
+        self.loaded &= !self.vision_mapped;
         let vision = config.vision.as_ref().map(|v| self.tower(v)).transpose()?;
+        self.loaded = loaded;
         let deepstack_blocks = config.vision.as_ref().map_or(Vec::new(), |v| v.deepstack_visual_indexes.clone());
         let trunk = self.trunk(&config, deepstack_blocks)?;
         let skipped_tensors = self.claims.finish(KNOWN_SKIPS)?;

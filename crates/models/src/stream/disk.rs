@@ -1,5 +1,5 @@
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use turbospark_device::{Buffer, Device, DeviceError};
@@ -8,17 +8,30 @@ use turbospark_weights::{Checkpoint, DirectFile};
 use super::reads::Reads;
 use crate::Result;
 
+/// A layer, and the distinct experts that rows of one pass chose in it.
+pub type Choice = (usize, Vec<usize>);
+
 /// What was read, and how long passes waited for it.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Bytes read.
     pub bytes: AtomicU64,
+    /// Of them, experts.
+    pub expert_bytes: AtomicU64,
     /// Nanoseconds that passes waited.
     pub stalled: AtomicU64,
-    /// Units or experts that were there when they were asked for.
+    /// Layers, blocks and parts of the head that were there when they were asked for.
     pub hits: AtomicU64,
-    /// Those that had to be waited for or read.
+    /// Those that had to be waited for.
     pub misses: AtomicU64,
+    /// Experts that were in the pool when they were asked for.
+    pub expert_hits: AtomicU64,
+    /// Those that had to be read.
+    pub expert_misses: AtomicU64,
+    /// What layers asked the pool for, where somebody wants to know.
+    routing: Mutex<Option<Vec<Choice>>>,
+    /// Ends reading from outside.
+    cancel: Mutex<Option<Arc<AtomicBool>>>,
 }
 
 impl Counters {
@@ -28,10 +41,42 @@ impl Counters {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts an expert that was asked for.
+    pub(crate) fn asked_expert(&self, was_there: bool) {
+        let counter = if was_there { &self.expert_hits } else { &self.expert_misses };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn waited(&self, time: Duration) {
         self.stalled.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
+
+    /// Begins to note what layers ask the pool of experts for, or ends it; what was noted so far.
+    pub fn note_routing(&self, on: bool) -> Vec<Choice> {
+        let mut routing = self.routing.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *routing, on.then(Vec::new)).unwrap_or_default()
+    }
+
+    pub(crate) fn note(&self, layer: usize, wanted: &[usize]) {
+        if let Some(routing) = &mut *self.routing.lock().unwrap_or_else(PoisonError::into_inner) {
+            routing.push((layer, wanted.to_vec()));
+        }
+    }
+
+    /// The switch that ends the reads of the pass that runs; `None` once it is over.
+    pub fn cancel_by(&self, cancel: Option<Arc<AtomicBool>>) {
+        *self.cancel.lock().unwrap_or_else(PoisonError::into_inner) = cancel;
+    }
+
+    /// Whether the pass that runs is wanted no longer.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        let cancel = self.cancel.lock().unwrap_or_else(PoisonError::into_inner);
+        cancel.as_ref().is_some_and(|cancel| cancel.load(Ordering::Relaxed))
+    }
 }
+
+/// How often a pass that waits looks whether it is wanted still.
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
 /// What brings units to slots: the files of a checkpoint, the device whose slots they are, and the account of it.
 pub(crate) struct Disk {
@@ -47,20 +92,28 @@ impl Disk {
         Ok(Disk { device, checkpoint, files, counters })
     }
 
-    /// Reads a unit to its slot; the error is in words, since several may have to be told it.
-    pub fn fill(&self, reads: &Reads, slot: &Buffer) -> Result<(), String> {
+    /// Reads a unit to its slot; whether all of it was read, or the pass is wanted no longer. The error is in words,
+    /// since several may have to be told it.
+    pub fn fill(&self, reads: &Reads, slot: &Buffer) -> Result<bool, String> {
+        let stop = || self.counters.is_cancelled();
+        let mut whole = true;
         let read = self.device.fill(slot.bytes(), &mut |out| {
-            reads.read(&self.checkpoint, &self.files, out).map_err(std::io::Error::other)
+            whole = reads.read(&self.checkpoint, &self.files, out, &stop).map_err(std::io::Error::other)?;
+            Ok(())
         });
         self.counters.bytes.fetch_add(reads.bytes(), Ordering::Relaxed);
-        read.map_err(|error| match error {
-            DeviceError::Weights(source) => source.to_string(),
-            other => other.to_string(),
-        })
+        match read {
+            Ok(()) => Ok(whole),
+            Err(DeviceError::Weights(source)) => Err(source.to_string()),
+            Err(other) => Err(other.to_string()),
+        }
     }
-}
 
-/// The error that tells a pass what `fill` met.
-pub(crate) fn failed(problem: &str) -> DeviceError {
-    DeviceError::Weights(std::io::Error::other(problem.to_owned()))
+    /// The error that tells a pass what `fill` met.
+    pub fn failed(&self, problem: &str) -> DeviceError {
+        if self.counters.is_cancelled() {
+            return DeviceError::Cancelled;
+        }
+        DeviceError::Weights(std::io::Error::other(problem.to_owned()))
+    }
 }

@@ -6,6 +6,7 @@
 
 mod disk;
 mod experts;
+pub mod policy;
 mod reads;
 mod ring;
 mod table;
@@ -16,8 +17,8 @@ use std::sync::Arc;
 use turbospark_device::{Buffer, Device};
 use turbospark_weights::{Checkpoint, DirectFile, Linear, Piece};
 
-pub use disk::Counters;
 use disk::Disk;
+pub use disk::{Choice, Counters};
 pub use experts::Pool;
 pub(crate) use experts::PooledExperts;
 use reads::Reads;
@@ -46,6 +47,8 @@ pub struct Residency {
     pub expert_slots: usize,
     /// Whether what isn't streamed is copied to memory and not mapped.
     pub loaded: bool,
+    /// Whether the tower is mapped all the same, so that its memory can be given back while it has nothing to do.
+    pub vision_mapped: bool,
 }
 
 /// The streamed units of a model by size, for the memory plan.
@@ -67,6 +70,10 @@ pub struct UnitSizes {
     pub cuts: bool,
     /// Bytes of everything else: norms outside layers, mergers.
     pub rest: u64,
+    /// Whether anything is quantised while it is loaded: it can't be read again.
+    pub quantised: bool,
+    /// Of what is quantised, bytes of the largest tensor as it is stored.
+    pub largest_source: u64,
 }
 
 impl UnitSizes {
@@ -79,13 +86,50 @@ impl UnitSizes {
         largest.unwrap_or(Self::SHARD).max(Self::SHARD / 4)
     }
 
+    /// The sizes of a model that isn't there, from its tensors' names, sides and bytes.
+    pub fn of_shapes<'t>(tensors: impl IntoIterator<Item = (&'t str, &'t [usize], u64)>) -> Self {
+        let mut sizes = UnitSizes { cuts: true, ..UnitSizes::default() };
+        let (mut units, mut experts) = (BTreeMap::new(), BTreeMap::new());
+        for (name, dims, bytes) in tensors {
+            match unit_of(name) {
+                Some(UnitName::Expert(layer)) => {
+                    let (count, sum) = experts.entry(layer).or_insert((dims[0], 0));
+                    *sum += bytes / *count as u64;
+                }
+                Some(unit) => *units.entry(unit).or_insert(0) += bytes as usize,
+                None if is_table(name) => {
+                    sizes.tables += bytes;
+                    sizes.head = bytes;
+                }
+                None => sizes.rest += bytes,
+            }
+        }
+        for (unit, bytes) in units {
+            match unit {
+                UnitName::Vision(_) => sizes.vision.push(bytes),
+                _ => sizes.layers.push(bytes),
+            }
+        }
+        sizes.experts = experts.values().map(|(count, _)| count).sum();
+        sizes.expert = experts.values().map(|(_, bytes)| *bytes as usize).max().unwrap_or(0);
+        sizes
+    }
+
     /// The sizes of a planned model's units.
     pub fn of(planned: &[Planned]) -> Self {
         let mut sizes = UnitSizes { cuts: true, ..UnitSizes::default() };
         let mut units: BTreeMap<UnitName, Vec<Piece>> = BTreeMap::new();
+        // What of a unit is quantised while it is loaded.
+        let mut made: BTreeMap<UnitName, u64> = BTreeMap::new();
         let mut experts: BTreeMap<(usize, String), (usize, u64)> = BTreeMap::new();
         for tensor in planned {
-            let bytes: u64 = pieces(&tensor.source).map(Piece::length).sum();
+            let stored: u64 = pieces(&tensor.source).map(Piece::length).sum();
+            let target = tensor.target.and_then(|dtype| dtype.bytes(tensor.source.shape().elements()));
+            let bytes = target.map_or(stored, |bytes| bytes as u64);
+            if target.is_some() {
+                sizes.quantised = true;
+                sizes.largest_source = sizes.largest_source.max(stored);
+            }
             match unit_of(&tensor.name) {
                 Some(UnitName::Expert(layer)) => {
                     let name = tensor.name.split(".experts.").nth(1).unwrap_or_default();
@@ -99,6 +143,7 @@ impl UnitSizes {
                     // Direct reads take whole blocks at both ends of each tensor.
                     entry.1 += bytes / count as u64 + 2 * 3 * DirectFile::ALIGN as u64;
                 }
+                Some(unit) if target.is_some() => *made.entry(unit).or_default() += bytes,
                 Some(unit) => units.entry(unit).or_default().extend(pieces(&tensor.source).cloned()),
                 None if is_table(&tensor.name) => {
                     sizes.tables += bytes;
@@ -109,8 +154,9 @@ impl UnitSizes {
                 None => sizes.rest += bytes,
             }
         }
+        made.keys().for_each(|unit| _ = units.entry(*unit).or_default());
         for (unit, pieces) in units {
-            let bytes = Reads::lay_out(&pieces).0.slot_bytes;
+            let bytes = Reads::lay_out(&pieces).0.slot_bytes + made.get(&unit).map_or(0, |&bytes| bytes as usize);
             match unit {
                 UnitName::Layer(_) | UnitName::Head(_) => sizes.layers.push(bytes),
                 _ => sizes.vision.push(bytes),

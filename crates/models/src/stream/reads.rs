@@ -2,7 +2,7 @@
 
 use turbospark_device::{Buffer, LinearWeight, ScaledWeight, View, WeightLayout};
 use turbospark_tensor::{DType, ScaledForm, Shape};
-use turbospark_weights::{Checkpoint, DirectFile, FileId, Linear, Piece, Place};
+use turbospark_weights::{Checkpoint, DirectFile, DirectRead, FileId, Linear, Piece, Place, read_together};
 
 use crate::Result;
 
@@ -88,15 +88,30 @@ impl Reads {
         made + self.runs.iter().map(|run| run.len as u64).sum::<u64>()
     }
 
-    /// Brings the unit to `slot`.
-    pub fn read(&self, checkpoint: &Checkpoint, files: &[DirectFile], slot: &mut [u8]) -> Result<()> {
+    /// Brings the unit to `slot`, with several reads in flight, unless `stop` ends it; whether all of it was brought.
+    pub fn read(
+        &self,
+        checkpoint: &Checkpoint,
+        files: &[DirectFile],
+        slot: &mut [u8],
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Result<bool> {
+        let mut rest = &mut *slot;
+        let mut at = 0;
+        let mut reads = Vec::with_capacity(self.runs.len());
+        // Runs lie one after the other.
         for run in &self.runs {
-            files[run.file.index()].read(run.offset, run.needed, &mut slot[run.at..run.at + run.len])?;
+            let (out, later) = std::mem::take(&mut rest)[run.at - at..].split_at_mut(run.len);
+            reads.push(DirectRead { file: &files[run.file.index()], offset: run.offset, needed: run.needed, out });
+            (rest, at) = (later, run.at + run.len);
+        }
+        if !read_together(reads, stop)? {
+            return Ok(false);
         }
         for (piece, at) in &self.made {
             checkpoint.fill(piece, &mut slot[*at..*at + piece.length() as usize])?;
         }
-        Ok(())
+        Ok(true)
     }
 }
 

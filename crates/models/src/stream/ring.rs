@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use turbospark_device::{Buffer, DeviceError, UnitSource};
 
-use super::disk::{Disk, failed};
+use super::disk::{Disk, LOOK};
 use super::reads::Reads;
 
 /// Units that are used one after the other, again and again.
@@ -54,7 +54,7 @@ struct State {
     turn: u64,
     failed: Option<String>,
     stop: bool,
-    /// Whether anyone has asked yet: a model that only looks reads nothing.
+    /// Whether anyone has asked, and wants it still: a model that only looks reads nothing, nor one that was cancelled.
     awake: bool,
 }
 
@@ -117,6 +117,11 @@ impl Shared {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
+            if self.disk.counters.is_cancelled() {
+                // Until whoever runs the pass has noticed.
+                state = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
             let (step, turn) = (state.begun, state.turn);
             state.begun += 1;
             let place = (step % state.cycle.count as u64) as usize;
@@ -126,7 +131,9 @@ impl Shared {
             state = self.lock();
             if state.turn == turn {
                 match read {
-                    Ok(()) => state.loaded = step + 1,
+                    Ok(true) => state.loaded = step + 1,
+                    // Read again once it is asked for again.
+                    Ok(false) => state.begun = step,
                     Err(problem) => state.failed = Some(problem),
                 }
             }
@@ -150,7 +157,12 @@ impl UnitSource for Ring {
             return Err(DeviceError::Unsupported("no thread could be started to read weights".into()));
         }
         let shared = &self.shared;
+        let cancelled = || shared.disk.counters.is_cancelled();
         let mut state = shared.lock();
+        if cancelled() {
+            state.awake = false;
+            return Err(DeviceError::Cancelled);
+        }
         let place = |state: &State| state.cycle.first + (state.used % state.cycle.count as u64) as usize;
         // What was used before and not released was given up by an error.
         if place(&state) != unit || state.released != state.used || state.failed.is_some() {
@@ -166,14 +178,18 @@ impl UnitSource for Ring {
         let waits = state.loaded <= state.used;
         shared.disk.counters.asked(!waits);
         let began = Instant::now();
-        while state.loaded <= state.used && state.failed.is_none() {
-            state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        while state.loaded <= state.used && state.failed.is_none() && !cancelled() {
+            state = shared.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
         }
         if waits {
             shared.disk.counters.waited(began.elapsed());
         }
         if let Some(problem) = &state.failed {
-            return Err(failed(problem));
+            return Err(shared.disk.failed(problem));
+        }
+        if state.loaded <= state.used {
+            state.awake = false;
+            return Err(DeviceError::Cancelled);
         }
         state.used += 1;
         Ok(())
