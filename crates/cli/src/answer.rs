@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use turbospark::vision::Picture;
-use turbospark::{Answer, FinishReason, GenerateOptions, Model, Pixels, Prompt, Session};
+use turbospark::{Answer, FinishReason, GenerateOptions, Model, Pixels, Prompt, Reads, Session};
 use turbospark_hub::Bytes;
 
 use crate::console;
@@ -88,14 +88,28 @@ pub fn object(model: &Model, prompt: &Prompt, answer: &Answer) -> Value {
         "model": model.name(),
     });
     if let Some(reads) = model.reads() {
-        object["reads"] = json!({
-            "bytes": reads.bytes,
-            "stalled_s": seconds(reads.stalled),
-            "hits": reads.hits,
-            "misses": reads.misses,
-        });
+        object["reads"] = reads_object(&reads);
     }
+    object["memory"] = json!({
+        "ceiling": model.memory_plan().ceiling,
+        "planned": model.memory_plan().total(),
+        "peak": turbospark::peak_bytes(),
+    });
     object
+}
+
+/// What was read again.
+pub fn reads_object(reads: &Reads) -> Value {
+    json!({
+        "bytes": reads.bytes,
+        "stalled_s": seconds(reads.stalled),
+        "hits": reads.hits,
+        "misses": reads.misses,
+        "expert_bytes": reads.expert_bytes,
+        "expert_hits": reads.expert_hits,
+        "expert_misses": reads.expert_misses,
+        "expert_hit_rate": reads.expert_hit_rate(),
+    })
 }
 
 fn image(picture: &Picture) -> Value {
@@ -132,16 +146,30 @@ fn seconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e6
 }
 
-/// What was read of weights that stay on the disk, in a line.
+/// What was read of weights that stay on the disk, in a line; and the most memory that was in use.
 pub fn tell_reads(model: &Model) {
     if let Some(reads) = model.reads() {
+        let experts = match reads.expert_hit_rate() {
+            Some(rate) => format!(
+                "; of experts {} read, {:.1} % of {} were there",
+                Bytes(reads.expert_bytes),
+                100.0 * rate,
+                reads.expert_hits + reads.expert_misses
+            ),
+            None => String::new(),
+        };
         console::note(format_args!(
-            "{} of weights read, {:.2} s waited for them, {} of {} were there",
+            "{} of weights read, {:.2} s waited for them, {} of {} units were there{experts}",
             Bytes(reads.bytes),
             reads.stalled.as_secs_f64(),
             reads.hits,
             reads.hits + reads.misses
         ));
+    }
+    if let Some(peak) = turbospark::peak_bytes() {
+        let ceiling = model.memory_plan().ceiling;
+        let under = ceiling.map_or(String::new(), |ceiling| format!(" under a ceiling of {}", Bytes(ceiling)));
+        console::note(format_args!("at most {} were in memory{under}", Bytes(peak)));
     }
 }
 

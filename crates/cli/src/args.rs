@@ -100,7 +100,7 @@ pub struct DeviceArgs {
           value_parser = str::parse::<KvFormat>)]
     kv: KvFormat,
     /// The most memory that the program may use, such as 6GiB: what doesn't fit is read again as it is used; slower, and
-    /// the same to the bit [default: no ceiling]
+    /// the same to the bit [default: what the system and the program's memory group have free]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     memory: Option<u64>,
     /// Where weights live: auto, mapped, loaded or streamed
@@ -137,6 +137,9 @@ pub struct LoadArgs {
     /// Shrink images that --memory leaves no room for, rather than refuse them
     #[arg(long)]
     fit_images: bool,
+    /// Keep the vision tower in memory while it has nothing to do, rather than fetch it again for the next image
+    #[arg(long)]
+    keep_vision: bool,
     /// Tokens that prompt and answer may have together [default: the model's, at most 16384]
     #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 2..=MOST))]
     context: Option<usize>,
@@ -158,6 +161,7 @@ impl LoadArgs {
         LoadOptions {
             mmproj: self.mmproj.clone().unwrap_or_default(),
             fit_images: self.fit_images,
+            keep_vision: self.keep_vision,
             context: self.context,
             sequences: 1,
             min_pixels: self.min_pixels,
@@ -169,7 +173,13 @@ impl LoadArgs {
 
     /// For a look at the model that runs nothing: no room for a cache.
     pub fn options_to_look(&self) -> LoadOptions {
-        LoadOptions { context: Some(1), ..self.options() }
+        let options = self.options();
+        // What is mapped costs nothing until it is used.
+        let residency = match (options.memory, options.residency) {
+            (None, ResidencyChoice::Auto) => ResidencyChoice::Mapped,
+            (_, asked) => asked,
+        };
+        LoadOptions { context: Some(1), residency, ..options }
     }
 
     /// For a trace, which is compared with a reference: exact unless asked otherwise.

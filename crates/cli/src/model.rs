@@ -4,10 +4,27 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use turbospark::{LoadOptions, Model};
-use turbospark_hub::{Cache, Spec};
+use turbospark_hub::{Bytes, Cache, Spec};
 
-/// The model at `path` or of this name, or the embedded one.
+use crate::console;
+
+/// The model at `path` or of this name, or the embedded one. One that doesn't fit into what is free says so.
 pub fn open(path: Option<&Path>, options: &LoadOptions) -> anyhow::Result<Model> {
+    let model = open_quietly(path, options)?;
+    let plan = model.memory_plan();
+    if let (Some(free), true) = (&plan.free, plan.streams()) {
+        let whose = free.group.as_ref().map_or("are free".into(), |group| format!("are left by memory group {group}"));
+        let (left, again) = (Bytes(free.bytes), Bytes(plan.read_per_token));
+        console::note(format_args!(
+            "{left} {whose}, fewer than {} takes: {again} are read again for each token (--memory SIZE to give more or less)",
+            model.name()
+        ));
+    }
+    Ok(model)
+}
+
+/// The same, for a look that runs nothing.
+pub fn open_quietly(path: Option<&Path>, options: &LoadOptions) -> anyhow::Result<Model> {
     let Some(path) = path else { return embedded(options) };
     let found = locate(path)?;
     // A pulled copy lies under its commit's hash: it is called as it was asked for.

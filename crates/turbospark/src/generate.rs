@@ -216,7 +216,10 @@ impl<'s> Generation<'s> {
             if self.answer.tokens.len() >= self.max_tokens {
                 return Ok(self.end(FinishReason::Length, step.text));
             }
-            self.state = State::Ready(self.session.decode(token)?);
+            match self.session.decode_until(token, &self.cancel) {
+                Err(Error::Cancelled) => return Ok(self.end(FinishReason::Cancelled, step.text)),
+                logits => self.state = State::Ready(logits?),
+            }
             self.answer.timing.decode = self.began.elapsed();
             if let Some(piece) = self.piece(step.text) {
                 return Ok(Some(piece));

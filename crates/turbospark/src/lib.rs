@@ -30,7 +30,9 @@ pub mod bench;
 mod chat;
 #[cfg(feature = "embedded-model")]
 mod embedded;
+mod encode;
 mod error;
+mod folders;
 mod generate;
 mod memory;
 mod model;
@@ -40,19 +42,22 @@ mod pool;
 mod prompt;
 pub mod sampler;
 mod session;
+pub mod simulate;
 pub mod trace;
 mod trace_request;
 
 pub use chat::{ChatOptions, DataUris, ImageLoader, LocalFiles, PromptBuilder};
+pub use encode::Encoded;
 pub use error::{Error, Result};
 pub use generate::{Answer, FinishReason, GenerateOptions, Generation, Timing, Usage};
-pub use memory::{MemoryPlan, ResidencyChoice, Term};
+pub use memory::{DiskSpeed, Free, MemoryPlan, ResidencyChoice, Term, free, peak_bytes, resident_bytes};
 pub use model::{Model, Reads};
 pub use options::{DeviceChoice, LoadOptions};
 pub use prompt::{Pixels, Prompt, PromptError, PromptLimits, PromptParts, Visual, VisualRows, VisualSpan};
 pub use sampler::{Sampler, Sampling};
 pub use session::{Cancel, Prefill, Progress, Session};
 pub use trace_request::{Traced, TracedValues};
+pub use turbospark_models::Choice;
 
 pub use turbospark_device as device;
 pub use turbospark_models::{KvFormat, ModelError, Quant, UnknownKvFormat, UnknownQuant, config};

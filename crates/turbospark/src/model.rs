@@ -3,18 +3,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use turbospark_device::Device;
+use turbospark_device::{Device, DeviceError};
 use turbospark_models::config::Config;
-use turbospark_models::{Cache, CacheShape, LoadAs, Residency, Scratch, Sequence, UnitSizes};
+use turbospark_models::{
+    Cache, CacheShape, Choice, Counters, LoadAs, Planned, Residency, Scratch, Sequence, UnitSizes,
+};
 use turbospark_tensor::DType;
 use turbospark_text::{ChatTemplate, GenerationConfig, Placeholders, Tokenizer};
 use turbospark_vision::{DecodeLimits, ImageConfig, Picture};
-use turbospark_weights::{Checkpoint, Folder, Sidecar};
+use turbospark_weights::{Checkpoint, Folder, Linear, Piece, Place, Sidecar};
 
-use crate::memory::{Demand, MemoryPlan, resident_bytes};
+use crate::memory::{Demand, DiskSpeed, MemoryPlan, ResidencyChoice, disk, free, peak_bytes, resident_bytes};
 use crate::options::{LoadOptions, device};
 use crate::pool::Pool;
-use crate::{Error, PromptBuilder, PromptLimits, Result, Sampling, Session};
+use crate::{Cancel, Error, PromptBuilder, PromptLimits, Result, Sampling, Session};
 
 /// A checkpoint ready to run. Cheap to clone; all clones share the weights and the cache.
 #[derive(Clone)]
@@ -36,20 +38,65 @@ pub(crate) struct Inner {
     context: usize,
     checkpoint: Arc<Checkpoint>,
     memory: MemoryPlan,
+    /// What the plan was made from.
+    demand: Demand,
+    /// The tower's mapped tensors, where their memory is given back while it has nothing to do.
+    tower_pages: Vec<Place>,
     fit_images: bool,
 }
 
 /// What was read of weights that stay on the disk, since the model was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Reads {
     /// Bytes.
     pub bytes: u64,
+    /// Of them, experts.
+    pub expert_bytes: u64,
     /// How long passes waited for them.
     pub stalled: Duration,
-    /// Layers, blocks and experts that were there when they were used.
+    /// Layers, blocks and parts of the head that were there when they were used.
     pub hits: u64,
     /// Those that were not.
     pub misses: u64,
+    /// Experts that were in memory when a layer chose them.
+    pub expert_hits: u64,
+    /// Those that were not.
+    pub expert_misses: u64,
+}
+
+impl Reads {
+    /// What was read after `before`.
+    pub fn since(&self, before: &Reads) -> Reads {
+        Reads {
+            bytes: self.bytes - before.bytes,
+            expert_bytes: self.expert_bytes - before.expert_bytes,
+            stalled: self.stalled - before.stalled,
+            hits: self.hits - before.hits,
+            misses: self.misses - before.misses,
+            expert_hits: self.expert_hits - before.expert_hits,
+            expert_misses: self.expert_misses - before.expert_misses,
+        }
+    }
+
+    /// Both together.
+    pub fn and(&self, other: &Reads) -> Reads {
+        Reads {
+            bytes: self.bytes + other.bytes,
+            expert_bytes: self.expert_bytes + other.expert_bytes,
+            stalled: self.stalled + other.stalled,
+            hits: self.hits + other.hits,
+            misses: self.misses + other.misses,
+            expert_hits: self.expert_hits + other.expert_hits,
+            expert_misses: self.expert_misses + other.expert_misses,
+        }
+    }
+
+    /// The part of the chosen experts that was in memory; `None` where there are none.
+    pub fn expert_hit_rate(&self) -> Option<f64> {
+        let asked = self.expert_hits + self.expert_misses;
+        (asked > 0).then(|| self.expert_hits as f64 / asked as f64)
+    }
 }
 
 /// Where a ceiling shortens the default context, it does so down to this.
@@ -62,6 +109,8 @@ pub(crate) struct Engine {
     pub(crate) vision_scratch: Scratch,
     pub(crate) pages: Pool,
     pub(crate) states: Pool,
+    /// Whether the tower ran since its memory was given back.
+    pub(crate) tower_ran: bool,
 }
 
 impl Model {
@@ -86,6 +135,7 @@ impl Model {
     }
 
     fn load(folder: &Folder, name: String, options: &LoadOptions) -> Result<Self> {
+        let peak_before = peak_bytes();
         let config_text = folder.require(Sidecar::Config)?;
         let config = Config::parse(&config_text).map_err(turbospark_models::ModelError::from)?;
         let checkpoint = folder.checkpoint()?;
@@ -118,29 +168,32 @@ impl Model {
             shape.states = if config.text.delta.is_some() { 2 * options.sequences } else { 0 };
             shape
         };
-        // A context that nobody asked for makes way for weights.
-        let mut context = context;
-        if let (None, Some(ceiling)) = (options.context, options.memory) {
-            while context > LEAST_DEFAULT_CONTEXT && shape_of(context).bytes(&config.text) as u64 > ceiling / 8 {
-                context = (context / 2).max(LEAST_DEFAULT_CONTEXT);
-            }
-        }
-        let shape = shape_of(context);
         let planned = turbospark_models::plan(config.clone(), &checkpoint, &how)?;
-        let sizes = UnitSizes::of(&planned);
-        let layout = image_config.as_ref().map(|i| i.layout.patch_size * i.layout.patch_size);
+        let patch = image_config.as_ref().map_or(1, |i| i.layout.patch_size * i.layout.patch_size);
+        let peak = peak_bytes().filter(|_| peak_bytes() > peak_before);
+        let system = options.memory.is_none() && options.residency == ResidencyChoice::Auto;
         let demand = Demand {
-            config: &config,
-            sizes: &sizes,
+            config: config.clone(),
+            sizes: UnitSizes::of(&planned),
             ceiling: options.memory,
+            free: if system { free() } else { None },
             choice: options.residency,
             program: resident_bytes(),
-            cache: shape.bytes(&config.text) as u64,
-            rows: Session::CHUNK.min(context),
-            context,
-            most_patches: image_config.as_ref().zip(layout).map_or(0, |(i, patch)| i.max_pixels / patch),
+            // Of this opening; an earlier one's is over.
+            peak: peak.unwrap_or(0),
+            contexts: contexts(context, options.context.is_some())
+                .map(|n| (n, shape_of(n).bytes(&config.text) as u64))
+                .collect(),
+            rows: Session::CHUNK,
+            sequences: options.sequences,
+            threads: threads(options),
+            most_patches: image_config.as_ref().map_or(0, |i| i.max_pixels / patch),
+            keep_vision: options.keep_vision,
         };
         let memory = demand.plan()?;
+        let (context, shape) = (memory.context, shape_of(memory.context));
+        let tower_mapped = memory.residency.vision_mapped || !(memory.streams() || memory.residency.loaded);
+        let tower_pages = if tower_mapped && !options.keep_vision { tower_pages(&planned) } else { Vec::new() };
         let model = match memory.residency == Residency::default() {
             true => turbospark_models::Model::load_as(config, &checkpoint, &*device, &how)?,
             false => turbospark_models::Model::load_streamed(
@@ -155,7 +208,10 @@ impl Model {
         let engine = Engine::new(&*device, &model, shape)?;
         drop(span);
         let threads = options.threads.unwrap_or(1).clamp(1, 16);
-        let decode_limits = DecodeLimits { max_pixels: options.max_image_pixels, threads, ..Default::default() };
+        let mut decode_limits = DecodeLimits { max_pixels: options.max_image_pixels, threads, ..Default::default() };
+        if memory.ceiling.is_some() {
+            decode_limits.max_alloc_bytes = decode_limits.max_alloc_bytes.min(memory.most_decode_bytes);
+        }
         Ok(Model {
             inner: Arc::new(Inner {
                 engine: Mutex::new(engine),
@@ -170,6 +226,8 @@ impl Model {
                 context,
                 checkpoint,
                 memory,
+                demand,
+                tower_pages,
                 fit_images: options.fit_images,
             }),
         })
@@ -195,13 +253,40 @@ impl Model {
         &self.inner.memory
     }
 
-    /// Bytes a second that the checkpoint's disk gives when it is read directly, measured in a moment; `None` for a
-    /// checkpoint in memory.
+    /// What more memory would change: plans under larger ceilings, up to one that reads nothing again; empty where
+    /// this one doesn't.
+    pub fn memory_outlook(&self) -> Vec<MemoryPlan> {
+        self.inner.demand.outlook(&self.inner.memory)
+    }
+
+    /// What the checkpoint's disk gives when it is read directly, as remembered in the user's cache folder or measured
+    /// in a moment; `None` for a checkpoint in memory.
     ///
     /// # Errors
     /// The disk's.
-    pub fn read_speed(&self) -> Result<Option<f64>> {
-        crate::memory::read_speed(&self.inner.checkpoint)
+    pub fn read_speed(&self) -> Result<Option<DiskSpeed>> {
+        disk::speed(&self.inner.checkpoint, self.device(), disk::memory().as_deref())
+    }
+
+    /// As [`Model::read_speed`], measured in any case.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn measure_read_speed(&self) -> Result<Option<DiskSpeed>> {
+        disk::speed(&self.inner.checkpoint, self.device(), None)
+    }
+
+    /// Begins to note which experts each layer is asked for, pass by pass, or ends it; what was noted so far. Only of
+    /// a model whose experts are read again.
+    pub fn note_routing(&self, on: bool) -> Vec<Choice> {
+        self.inner.model.counters.as_ref().map_or(Vec::new(), |counters| counters.note_routing(on))
+    }
+
+    /// Gives the memory of the tower's mapped pages back; they are fetched again when the next image comes.
+    pub(crate) fn rest_tower(&self) {
+        for place in &self.inner.tower_pages {
+            self.inner.checkpoint.give_back(place);
+        }
     }
 
     /// What was read of weights that stay on the disk; `None` where none do.
@@ -210,9 +295,12 @@ impl Model {
         let of = |n: &AtomicU64| n.load(Ordering::Relaxed);
         Some(Reads {
             bytes: of(&counters.bytes),
+            expert_bytes: of(&counters.expert_bytes),
             stalled: Duration::from_nanos(of(&counters.stalled)),
             hits: of(&counters.hits),
             misses: of(&counters.misses),
+            expert_hits: of(&counters.expert_hits),
+            expert_misses: of(&counters.expert_misses),
         })
     }
 
@@ -336,12 +424,39 @@ impl Model {
         self.inner.engine.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    /// While the guard lives, `cancel` ends a pass that waits for weights.
+    pub(crate) fn cancel_reads_by(&self, cancel: &Cancel) -> Watched<'_> {
+        let counters = self.inner.model.counters.as_deref();
+        counters.iter().for_each(|counters| counters.cancel_by(Some(cancel.switch())));
+        Watched(counters)
+    }
+
     /// One pass over rows of several sequences: the logits of the rows that want them.
-    pub(crate) fn forward(&self, engine: &mut Engine, batch: &[Sequence<'_>]) -> Result<Vec<f32>> {
+    pub(crate) fn forward(&self, engine: &mut Engine, batch: &[Sequence<'_>], cancel: &Cancel) -> Result<Vec<f32>> {
         let Engine { cache, scratch, .. } = engine;
-        let logits = self.inner.model.trunk.forward(&*self.inner.device, batch, cache, scratch, None)?;
+        let logits = {
+            let _watched = self.cancel_reads_by(cancel);
+            self.inner.model.trunk.forward(&*self.inner.device, batch, cache, scratch, None).map_err(cancelled)?
+        };
         self.inner.checkpoint.check_intact()?;
         Ok(logits)
+    }
+}
+
+/// Ends when the pass does.
+pub(crate) struct Watched<'m>(Option<&'m Counters>);
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|counters| counters.cancel_by(None));
+    }
+}
+
+/// A pass that was ended on request is no failure of the device.
+pub(crate) fn cancelled(error: turbospark_models::ModelError) -> Error {
+    match error {
+        turbospark_models::ModelError::Device(DeviceError::Cancelled) => Error::Cancelled,
+        other => other.into(),
     }
 }
 
@@ -359,6 +474,7 @@ impl Engine {
             vision_scratch: Scratch::default(),
             pages: Pool::new(shape.pages),
             states: Pool::new(shape.states),
+            tower_ran: false,
         })
     }
 }
@@ -384,6 +500,27 @@ fn context(config: &Config, options: &LoadOptions) -> Result<usize> {
         Some(n) => Ok(n),
         None => Ok(most.min(LoadOptions::DEFAULT_CONTEXT)),
     }
+}
+
+/// The context, and where nobody asked for it what it may be shortened to.
+fn contexts(context: usize, asked: bool) -> impl Iterator<Item = usize> {
+    let shorter = move |n: &usize| (!asked && *n > LEAST_DEFAULT_CONTEXT).then(|| (n / 2).max(LEAST_DEFAULT_CONTEXT));
+    std::iter::successors(Some(context), shorter)
+}
+
+fn threads(options: &LoadOptions) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    options.threads.unwrap_or_else(cores).max(1)
+}
+
+/// Where the tower's tensors lie in their files.
+fn tower_pages(planned: &[Planned]) -> Vec<Place> {
+    let tower = planned.iter().filter(|t| t.name.contains(".visual.") && t.target.is_none());
+    let place = |t: &Planned| match &t.source {
+        Linear::Piece(Piece::Place(place)) => Some(*place),
+        _ => None,
+    };
+    tower.filter_map(place).collect()
 }
 
 /// How the checkpoint itself sizes images.

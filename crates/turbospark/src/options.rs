@@ -53,10 +53,13 @@ pub struct LoadOptions {
     pub quant: Option<Quant>,
     /// Where the vision tower of a GGUF model is looked for.
     pub mmproj: Mmproj,
-    /// The most memory that the process may use, weights and caches and all; `None` sets no ceiling.
+    /// The most memory that the process may use, weights and caches and all; `None` takes what the system and its
+    /// groups have free, less a reserve.
     pub memory: Option<u64>,
     /// Where weights live.
     pub residency: ResidencyChoice,
+    /// Keep the vision tower in memory while it has nothing to do.
+    pub keep_vision: bool,
     /// Shrink images that are too large for the memory, rather than refuse them.
     pub fit_images: bool,
     /// How keys and values are kept in the cache.
@@ -99,6 +102,7 @@ impl Default for LoadOptions {
             mmproj: Mmproj::Beside,
             memory: None,
             residency: ResidencyChoice::Auto,
+            keep_vision: false,
             fit_images: false,
             kv: KvFormat::Auto,
             context: None,

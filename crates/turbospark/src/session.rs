@@ -1,17 +1,17 @@
 //! One sequence: what is in the cache for it, and how it grows.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use turbospark_device::Snapshot;
-use turbospark_models::{ImageRows, ModelError, Row, Sequence, Source, VisionInput};
+use turbospark_models::{ImageRows, Row, Sequence, Source};
 use turbospark_tensor::DType;
 
+use crate::encode::Digest;
 use crate::model::Engine;
-use crate::prompt::{Pixels, VisualRows};
+use crate::prompt::VisualRows;
 use crate::{Error, Model, Prompt, Result};
 
 /// Set from another thread or a signal handler to end work at the next step.
@@ -27,6 +27,11 @@ impl Cancel {
     /// Ends whatever holds a clone of this switch.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// The switch itself, for those below who know only that.
+    pub(crate) fn switch(&self) -> Arc<AtomicBool> {
+        self.0.clone()
     }
 
     /// Whether it was set.
@@ -89,7 +94,9 @@ pub struct Session {
     /// How many keys the snapshot has seen.
     snapshot: usize,
     rope_delta: i64,
-    visuals: HashMap<[u8; 32], ImageRows>,
+    pub(crate) visuals: HashMap<Digest, ImageRows>,
+    /// Time that was spent on images before their prompt came.
+    pub(crate) encoded_ahead: HashMap<Digest, Duration>,
 }
 
 impl Session {
@@ -108,6 +115,7 @@ impl Session {
             snapshot: 0,
             rope_delta: 0,
             visuals: HashMap::new(),
+            encoded_ahead: HashMap::new(),
         }
     }
 
@@ -214,8 +222,8 @@ impl Session {
         let encoded = self.encode(prompt, start, cancel, progress);
         // Kept from image to image, given back before the trunk runs and after a failure.
         self.model.engine().vision_scratch.clear();
-        encoded?;
-        done.encode = began.elapsed();
+        let ahead = encoded?;
+        done.encode = began.elapsed() + ahead;
         let began = Instant::now();
         let (digests, images): (Vec<_>, Vec<ImageRows>) = self.visuals.iter().map(|(d, i)| (*d, i.clone())).unzip();
         let images: Vec<&ImageRows> = images.iter().collect();
@@ -250,7 +258,7 @@ impl Session {
                 images: &images,
             };
             let span = tracing::debug_span!("prefill", from = at, to = end).entered();
-            done.logits = model.forward(&mut engine, &[sequence])?;
+            done.logits = model.forward(&mut engine, &[sequence], cancel)?;
             drop(span);
             drop(engine);
             if self.states.is_some() && keep > at && keep <= end {
@@ -266,75 +274,20 @@ impl Session {
         Ok(done)
     }
 
-    /// Runs the tower for the images that have rows at or after `start` and are not there yet.
-    fn encode(
-        &mut self,
-        prompt: &Prompt,
-        start: usize,
-        cancel: &Cancel,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<()> {
-        let digests: Vec<[u8; 32]> = prompt.visuals().iter().map(|v| v.digest).collect();
-        self.visuals.retain(|digest, _| digests.contains(digest));
-        let mut wanted: Vec<usize> = prompt.spans().iter().filter(|s| s.range.end > start).map(|s| s.visual).collect();
-        wanted.dedup();
-        wanted.retain(|&i| !self.visuals.contains_key(&digests[i]));
-        let of = wanted.len();
-        let mut distinct: Vec<usize> = Vec::new();
-        for i in wanted {
-            // The same picture twice is encoded once.
-            if !distinct.iter().any(|&j| digests[j] == digests[i]) {
-                distinct.push(i);
-            }
-        }
-        let mut rest = distinct.as_slice();
-        while !rest.is_empty() {
-            if cancel.is_cancelled() {
-                return Err(Error::Cancelled);
-            }
-            progress(Progress::Encode { images: of - rest.len(), of });
-            let tower = self.model.inner.model.vision.as_ref().ok_or(ModelError::NoVision)?;
-            // One at a time; where the tower is read from the disk as many as there is room for, so that they share
-            // the reading.
-            let most = if tower.is_streamed() { self.model.memory_plan().most_patches } else { 0 };
-            let mut patches = 0;
-            let fits = |&&i: &&usize| {
-                patches += prompt.visuals()[i].grid.patches();
-                patches <= most
-            };
-            let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
-            let patches: Vec<Cow<'_, [f32]>> = now
-                .iter()
-                .map(|&i| match &prompt.visuals()[i].pixels {
-                    Pixels::Patches(patches) => Cow::Borrowed(&patches[..]),
-                    Pixels::Picture(picture) => Cow::Owned(picture.patches()),
-                })
-                .collect();
-            let span = tracing::debug_span!("encode", images = ?now).entered();
-            let inputs = now.iter().zip(&patches).map(|(&i, patches)| {
-                let grid = prompt.visuals()[i].grid;
-                VisionInput { grid_thw: [grid.t, grid.h, grid.w], patches }
-            });
-            let mut engine = self.model.engine();
-            let inputs: Vec<VisionInput<'_>> = inputs.collect();
-            let rows = tower.encode(self.model.device(), &inputs, &mut engine.vision_scratch, None)?;
-            self.model.checkpoint().check_intact()?;
-            drop((span, engine));
-            self.visuals.extend(now.iter().zip(rows).map(|(&i, rows)| (digests[i], rows)));
-            rest = later;
-        }
-        if of > 0 {
-            progress(Progress::Encode { images: of, of });
-        }
-        Ok(())
-    }
-
     /// Adds one generated token and gives the logits after it.
     ///
     /// # Errors
     /// [`Error::ContextFull`], [`Error::CacheFull`], the device's.
     pub fn decode(&mut self, token: u32) -> Result<Vec<f32>> {
-        let mut logits = Self::decode_together(&mut [(self, token)])?;
+        self.decode_until(token, &Cancel::new())
+    }
+
+    /// As [`Session::decode`]; where weights are read from the disk, `cancel` ends it within the pass.
+    ///
+    /// # Errors
+    /// As there, and [`Error::Cancelled`].
+    pub fn decode_until(&mut self, token: u32, cancel: &Cancel) -> Result<Vec<f32>> {
+        let mut logits = Self::decode_together_until(&mut [(self, token)], cancel)?;
         Ok(logits.pop().unwrap_or_default())
     }
 
@@ -344,6 +297,20 @@ impl Session {
     /// # Errors
     /// As [`Session::decode`]; also when the sequences are not of one model.
     pub fn decode_together(steps: &mut [(&mut Session, u32)]) -> Result<Vec<Vec<f32>>> {
+        Self::decode_together_until(steps, &Cancel::new())
+    }
+
+    fn decode_together_until(steps: &mut [(&mut Session, u32)], cancel: &Cancel) -> Result<Vec<Vec<f32>>> {
+        let logits = Self::decode_steps(steps, cancel);
+        if logits.is_err() {
+            // A pass that ended early leaves DeltaNet states between two tokens.
+            let scanned = steps.iter_mut().filter(|(session, _)| session.states.is_some());
+            scanned.for_each(|(session, _)| session.clear());
+        }
+        logits
+    }
+
+    fn decode_steps(steps: &mut [(&mut Session, u32)], cancel: &Cancel) -> Result<Vec<Vec<f32>>> {
         let Some(model) = steps.first().map(|(s, _)| s.model.clone()) else { return Ok(Vec::new()) };
         let mut engine = model.engine();
         let mut rows = Vec::with_capacity(steps.len());
@@ -372,7 +339,10 @@ impl Session {
                 images: &[],
             })
             .collect();
-        let logits = model.forward(&mut engine, &batch)?;
+        let logits = model.forward(&mut engine, &batch, cancel)?;
+        if std::mem::take(&mut engine.tower_ran) {
+            model.rest_tower();
+        }
         for (session, token) in steps.iter_mut() {
             session.keys.push(Key::Token(*token));
         }

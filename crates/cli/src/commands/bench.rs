@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
-use turbospark::bench::{self, BenchOptions, Decode, Encode, Prefill, Report, Shape, Stage};
+use turbospark::bench::{self, BenchOptions, Decode, Encode, Prefill, Report, Shape, Stage, Streaming};
 use turbospark::device::{Limits, Precision};
-use turbospark::{Cancel, LoadOptions, Model};
+use turbospark::{Cancel, LoadOptions, MemoryPlan, Model};
 
 use crate::args::{DeviceArgs, MOST, count};
 use crate::interrupt::Interrupt;
@@ -202,8 +202,19 @@ fn object(model: &Model, report: &Report) -> Value {
         "prefills": prefill,
         "decode": report.decode.as_ref().map(|d| decode_object(d, report)),
         "weights_bytes": model.checkpoint().total_bytes(),
+        "residency": residency(model.memory_plan()),
+        "memory": {"ceiling": model.memory_plan().ceiling, "planned": model.memory_plan().total()},
         "peak_rss_bytes": report.peak_rss_bytes,
     })
+}
+
+/// Where weights are: what is mapped is in the page cache after the untimed run, what is streamed goes past it.
+fn residency(plan: &MemoryPlan) -> &'static str {
+    match (plan.streams(), plan.residency.loaded) {
+        (true, _) => "streamed",
+        (false, true) => "loaded",
+        (false, false) => "mapped",
+    }
 }
 
 fn limits_object(limits: &Limits) -> Value {
@@ -254,7 +265,18 @@ fn decode_object(d: &Decode, report: &Report) -> Value {
         "gb_s": d.bytes_per_s() / 1e9,
         "bandwidth_share": bandwidth_share(report, d),
         "runs_s": seconds(&d.times),
+        "streaming": d.streaming.as_ref().map(|s| streaming_object(d, s)),
     })
+}
+
+fn streaming_object(d: &Decode, s: &Streaming) -> Value {
+    let mut object = crate::answer::reads_object(&s.reads);
+    object["bytes_per_pass"] = json!(s.bytes_per_pass);
+    object["disk_bytes_per_s"] = json!(s.disk());
+    object["disk_runs_bytes_per_s"] = json!(s.disk_bytes_per_s);
+    object["disk_share"] = json!(d.disk_share());
+    object["stall_share"] = json!(d.stall_share());
+    object
 }
 
 fn seconds(times: &[Duration]) -> Vec<f64> {
@@ -301,6 +323,15 @@ fn table(model: &Model, report: &Report) -> String {
             if d.batch == 1 { format!("decode {}", d.tokens) } else { format!("decode {} x {}", d.batch, d.tokens) };
         let (rate, read, each) = (d.tokens_per_s(), d.bytes_per_s() / 1e9, d.bytes_per_token / 1e6);
         line(&name, format!("{rate:.2} tokens/s, {read:.1} GB/s{share} ({each:.1} MB a token)"));
+    }
+    if let Some((d, s)) = report.decode.as_ref().and_then(|d| Some((d, d.streaming.as_ref()?))) {
+        let (each, share, disk) = (s.bytes_per_pass / 1e6, d.disk_share().unwrap_or(0.0), s.disk().unwrap_or(0.0));
+        let shares = format!("{:.0} % of a disk of {:.2} GB/s", 100.0 * share, disk / 1e9);
+        line("read again", format!("{each:.1} MB a pass, {shares}"));
+        line("waited", format!("{:.0} % of the time", 100.0 * d.stall_share().unwrap_or(0.0)));
+        if let Some(rate) = s.reads.expert_hit_rate() {
+            line("experts there", format!("{:.1} %", 100.0 * rate));
+        }
     }
     if let Some(bytes) = report.peak_rss_bytes {
         line("peak memory", format!("{:.2} GB, mapped weights included", bytes as f64 / 1e9));

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
+use turbospark::Model;
 use turbospark::config::{LayerKind, MlpKind, TextConfig, VisionConfig};
-use turbospark::{MemoryPlan, Model};
 use turbospark_hub::Bytes;
 
+use super::plan;
 use crate::args::LoadArgs;
 use crate::outcome::Outcome;
 use crate::{console, model};
@@ -45,15 +46,14 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<Outcome> {
     let path = args.path.as_deref().or(args.model.as_deref());
     if args.plan {
         // With the real context: the cache is part of the plan.
-        let model = model::open(path, &args.load.options())?;
-        let speed = model.read_speed()?;
+        let model = model::open_quietly(path, &args.load.options())?;
         match args.json {
-            true => console::print_json(&plan_object(model.memory_plan(), speed))?,
-            false => console::print(&plan_table(model.memory_plan(), speed))?,
+            true => console::print_json(&plan::object(&model)?)?,
+            false => console::print(&plan::table(&model)?)?,
         }
         return Ok(Outcome::Done);
     }
-    let model = model::open(path, &args.load.options_to_look())?;
+    let model = model::open_quietly(path, &args.load.options_to_look())?;
     let facts = facts(&model, args.load.options().context);
     if args.json {
         console::print_json(&facts)?;
@@ -69,48 +69,6 @@ struct Group {
     tensors: usize,
     parameters: u64,
     bytes: u64,
-}
-
-fn plan_object(plan: &MemoryPlan, speed: Option<f64>) -> Value {
-    let terms: Vec<Value> = plan.terms.iter().map(|t| json!({"what": t.what, "bytes": t.bytes})).collect();
-    json!({
-        "ceiling": plan.ceiling,
-        "total": plan.total(),
-        "terms": terms,
-        "streamed_layers": plan.residency.layers,
-        "vision_streamed": plan.residency.vision,
-        "expert_slots": plan.residency.expert_slots,
-        "most_patches": plan.most_patches,
-        "read_per_token": plan.read_per_token,
-        "read_per_image": plan.read_per_image,
-        "disk_bytes_per_second": speed,
-        "most_tokens_per_second": speed.filter(|_| plan.read_per_token > 0).map(|s| s / plan.read_per_token as f64),
-    })
-}
-
-fn plan_table(plan: &MemoryPlan, speed: Option<f64>) -> String {
-    let mut out = String::new();
-    for term in &plan.terms {
-        out += &format!("{:>12}  {}\n", Bytes(term.bytes).to_string(), term.what);
-    }
-    out += &format!("{:>12}  in all\n", Bytes(plan.total()).to_string());
-    if let Some(ceiling) = plan.ceiling {
-        out += &format!("{:>12}  ceiling\n", Bytes(ceiling).to_string());
-    }
-    let residency = &plan.residency;
-    out += &match (residency.layers.len(), residency.expert_slots, residency.vision) {
-        (0, 0, false) => "\nall weights stay in memory\n".to_owned(),
-        _ => format!(
-            "\nread again: {} for each token, {} for each image\n",
-            Bytes(plan.read_per_token),
-            Bytes(plan.read_per_image)
-        ),
-    };
-    if let Some(speed) = speed.filter(|_| plan.read_per_token > 0) {
-        let (disk, tokens) = (Bytes(speed as u64), speed / plan.read_per_token as f64);
-        out += &format!("the disk gives {disk} a second now: at most {tokens:.2} tokens a second\n");
-    }
-    out
 }
 
 /// The part of a model that a tensor belongs to, by the words of its name.

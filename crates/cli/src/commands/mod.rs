@@ -6,6 +6,7 @@ mod dropped;
 pub mod inspect;
 pub mod list;
 pub mod pack;
+pub mod plan;
 pub mod preprocess;
 pub mod pull;
 pub mod read;

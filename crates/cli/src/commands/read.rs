@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use turbospark::{Answer, Cancel, FinishReason, GenerateOptions, Model, Prompt, Sampling, Session};
+use turbospark::{Answer, Cancel, Encoded, FinishReason, GenerateOptions, Model, Prompt, Sampling, Session};
 
 use crate::args::{AnswerArgs, ModelArgs};
 use crate::interrupt::Interrupt;
@@ -52,12 +52,14 @@ struct Reader<'a> {
     verbose: bool,
     /// Whether a page stands on stdout already.
     printed: bool,
+    /// The next file, opened and too much for those before it.
+    waiting: Option<Page>,
 }
 
-/// A page that was read, as far as it went.
+/// A file that is to be read, or why it can't be.
 struct Page {
-    prompt: Prompt,
-    answer: Answer,
+    number: usize,
+    prompt: anyhow::Result<Prompt>,
 }
 
 pub fn run(args: &ReadArgs, verbose: bool) -> anyhow::Result<Outcome> {
@@ -71,13 +73,21 @@ pub fn run(args: &ReadArgs, verbose: bool) -> anyhow::Result<Outcome> {
     progress.says("loading the model");
     let model = model::open(args.model.path(), &args.model.load.options())?;
     interrupt.begin(options.cancel.clone());
-    let mut reader = Reader { args, session: model.session(), model, options, progress, verbose, printed: false };
+    let mut reader =
+        Reader { args, session: model.session(), model, options, progress, verbose, printed: false, waiting: None };
     let mut failed = false;
-    for number in 0..args.files.len() {
-        if reader.options.cancel.is_cancelled() {
-            break;
+    let mut number = 0;
+    while number < args.files.len() && !reader.options.cancel.is_cancelled() {
+        let pages = reader.pages(number);
+        number += pages.len();
+        let encoded = reader.encode(&pages);
+        for page in pages {
+            if reader.options.cancel.is_cancelled() {
+                break;
+            }
+            reader.session.take_encoded(&encoded);
+            failed |= !reader.page(page)?;
         }
-        failed |= !reader.page(number)?;
     }
     reader.progress.hide();
     if reader.options.cancel.is_cancelled() {
@@ -88,18 +98,71 @@ pub fn run(args: &ReadArgs, verbose: bool) -> anyhow::Result<Outcome> {
 }
 
 impl Reader<'_> {
+    /// The next file, and where the tower is read from the disk as many after it as can share the reading.
+    fn pages(&mut self, first: usize) -> Vec<Page> {
+        let most = self.model.patches_at_once().unwrap_or(0);
+        let (mut pages, mut patches) = (Vec::new(), 0);
+        for number in first..self.args.files.len() {
+            if self.options.cancel.is_cancelled() {
+                break;
+            }
+            self.progress.again();
+            self.progress.about(self.title(number));
+            let prompt = match self.waiting.take() {
+                Some(page) => page.prompt,
+                None => self.open(number),
+            };
+            patches += prompt.iter().flat_map(|p| p.visuals()).map(|v| v.grid.patches()).sum::<usize>();
+            let page = Page { number, prompt };
+            if patches > most && !pages.is_empty() {
+                self.waiting = Some(page);
+                break;
+            }
+            pages.push(page);
+            if patches >= most {
+                break;
+            }
+        }
+        pages
+    }
+
+    /// Their images, if there are several. What fails or is cancelled here is so again, and told, page by page.
+    fn encode(&self, pages: &[Page]) -> Encoded {
+        let prompts: Vec<&Prompt> = pages.iter().filter_map(|page| page.prompt.as_ref().ok()).collect();
+        if prompts.len() < 2 {
+            return Encoded::default();
+        }
+        self.progress.about(format!("{} pages", prompts.len()));
+        self.model.encode(&prompts, &self.options.cancel, &mut |p| self.progress.report(p)).unwrap_or_default()
+    }
+
+    /// What heads the line of progress.
+    fn title(&self, number: usize) -> String {
+        let (file, of) = (&self.args.files[number], self.args.files.len());
+        let short = file.file_name().map_or_else(|| input::name(file), |n| n.to_string_lossy().into_owned());
+        if of > 1 { format!("{}/{of} {short}", number + 1) } else { short }
+    }
+
+    fn open(&self, number: usize) -> anyhow::Result<Prompt> {
+        self.progress.says("opening");
+        let name = input::name(&self.args.files[number]);
+        let bytes = input::bytes(&self.args.files[number])?;
+        let picture = input::picture(&self.model, &name, &bytes)?;
+        Ok(self.model.prompt().picture(picture).text(self.args.prompt.as_str()).build()?)
+    }
+
     /// Reads one file and reports on it; whether all of it was read.
     ///
     /// # Errors
     /// Only what ends the whole run: a stdout that can't be written.
-    fn page(&mut self, number: usize) -> anyhow::Result<bool> {
-        let (file, of) = (&self.args.files[number], self.args.files.len());
-        let name = input::name(file);
+    fn page(&mut self, page: Page) -> anyhow::Result<bool> {
+        let number = page.number;
+        let name = input::name(&self.args.files[number]);
         self.progress.again();
-        let short = file.file_name().map_or_else(|| name.clone(), |n| n.to_string_lossy().into_owned());
-        self.progress.about(if of > 1 { format!("{}/{of} {short}", number + 1) } else { short });
-        let page = match self.read(number, &name) {
-            Ok(page) => page,
+        self.progress.about(self.title(number));
+        let done = page.prompt.and_then(|prompt| self.read(&prompt, &name).map(|answer| (prompt, answer)));
+        let (prompt, answer) = match done {
+            Ok(done) => done,
             Err(error) if error.is::<Closed>() => return Err(error),
             Err(error) => {
                 self.progress.hide();
@@ -112,34 +175,28 @@ impl Reader<'_> {
         };
         if self.args.json {
             self.progress.hide();
-            let object = answer::object(&self.model, &page.prompt, &page.answer);
+            let object = answer::object(&self.model, &prompt, &answer);
             console::print_json(&answer::headed(json!({"file": name, "page": 1}), object))?;
         }
         if self.verbose {
-            console::note(format_args!("{name}: {}", answer::summary(&page.answer)));
+            console::note(format_args!("{name}: {}", answer::summary(&answer)));
             answer::tell_reads(&self.model);
         }
-        let cut = answer::tell_cut(&name, &self.model, &page.answer);
-        Ok(!cut && page.answer.finish_reason != FinishReason::Cancelled)
+        let cut = answer::tell_cut(&name, &self.model, &answer);
+        Ok(!cut && answer.finish_reason != FinishReason::Cancelled)
     }
 
-    fn read(&mut self, number: usize, name: &str) -> anyhow::Result<Page> {
-        self.progress.says("opening");
-        let bytes = input::bytes(&self.args.files[number])?;
-        let picture = input::picture(&self.model, name, &bytes)?;
-        let prompt = self.model.prompt().picture(picture).text(self.args.prompt.as_str()).build()?;
+    fn read(&mut self, prompt: &Prompt, name: &str) -> anyhow::Result<Answer> {
         let (session, options) = (&mut self.session, &self.options);
-        let answer = if self.args.json {
-            answer::stream(session, &prompt, options, &self.progress, &mut |_| Ok(()))?
-        } else {
-            if self.args.files.len() > 1 {
-                self.progress.hide();
-                let gap = if std::mem::replace(&mut self.printed, true) { "\n" } else { "" };
-                console::print(&format!("{gap}==> {name} <==\n"))?;
-                self.progress.again();
-            }
-            answer::stream_to_stdout(session, &prompt, options, &self.progress)?
-        };
-        Ok(Page { prompt, answer })
+        if self.args.json {
+            return answer::stream(session, prompt, options, &self.progress, &mut |_| Ok(()));
+        }
+        if self.args.files.len() > 1 {
+            self.progress.hide();
+            let gap = if std::mem::replace(&mut self.printed, true) { "\n" } else { "" };
+            console::print(&format!("{gap}==> {name} <==\n"))?;
+            self.progress.again();
+        }
+        answer::stream_to_stdout(session, prompt, options, &self.progress)
     }
 }

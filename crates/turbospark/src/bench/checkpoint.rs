@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use serde_json::{Map, Value, json};
 
+use turbospark_models::UnitSizes;
+
 use super::Shape;
 use crate::config::{Config, DeltaConfig, Family, LayerKind, MlpKind, MoeConfig, TextConfig, VisionConfig};
 use crate::{Cancel, Error, Result};
@@ -39,17 +41,7 @@ struct Tensor {
 /// # Errors
 /// When the environment names no cache folder and no home.
 pub fn cache_folder() -> Result<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    let own = if cfg!(windows) {
-        set("LOCALAPPDATA")
-    } else if cfg!(target_os = "macos") {
-        set("HOME").map(|home| home.join("Library/Caches"))
-    } else {
-        set("HOME").map(|home| home.join(".cache"))
-    };
-    let cache = set("XDG_CACHE_HOME").or(own);
-    let cache = cache.ok_or_else(|| Error::Options("no cache folder is known; set XDG_CACHE_HOME".into()))?;
-    Ok(cache.join("turbospark").join("shapes"))
+    Ok(crate::folders::cache()?.join("shapes"))
 }
 
 /// A checkpoint of random weights in this shape, in a folder named for it inside `folder`: the one that is there,
@@ -150,6 +142,21 @@ fn tokenizer(config: &Config) -> Value {
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     })
+}
+
+/// Sizes of a shape's units, with `bits` a weight for the trunk's linear layers and its tables; everything else has 16.
+pub(crate) fn unit_sizes(config: &Config, bits: [f64; 2]) -> UnitSizes {
+    let tensors = tensors_of(config);
+    let bytes = |name: &str, dims: &[usize]| {
+        let of = match dims.len() {
+            0 | 1 => 16.0,
+            _ if name.contains(".visual.") || name.contains("mlp.gate.") => 16.0,
+            _ if name.ends_with("embed_tokens.weight") || name == "lm_head.weight" => bits[1],
+            _ => bits[0],
+        };
+        (dims.iter().product::<usize>() as f64 * of / 8.0) as u64
+    };
+    UnitSizes::of_shapes(tensors.iter().map(|(name, t)| (name.as_str(), &t.dims[..], bytes(name, &t.dims))))
 }
 
 /// What a weights file holds and where.

@@ -28,7 +28,8 @@ use turbospark_device::{Inputs, Limits, Precision};
 use turbospark_models::{ModelError, VisionInput};
 use turbospark_vision::{Picture, Rgb};
 
-use crate::{Cancel, Error, LoadOptions, Model, Prompt, PromptParts, Result, Session};
+use crate::{Cancel, Error, LoadOptions, Model, Prompt, PromptParts, Reads, Result, Session};
+pub(crate) use checkpoint::unit_sizes;
 pub use checkpoint::{build_checkpoint, cache_folder};
 pub use shapes::Shape;
 use work::{EncodeFlops, TokenFlops};
@@ -155,6 +156,30 @@ pub struct Decode {
     pub flops: TokenFlops,
     /// Each run, of `tokens` passes.
     pub times: Vec<Duration>,
+    /// Where weights stay on the disk: what all timed runs read.
+    pub streaming: Option<Streaming>,
+}
+
+/// What decoding read from the disk, and what the disk could have given.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Streaming {
+    /// Of all timed runs.
+    pub reads: Reads,
+    /// Bytes that a pass read; several sequences share it.
+    pub bytes_per_pass: f64,
+    /// Bytes a second of direct reads of the same files, measured after each run: disks with an allowance are fast
+    /// until it is used up. Empty without a disk.
+    pub disk_bytes_per_s: Vec<f64>,
+}
+
+impl Streaming {
+    /// The middle of what was measured.
+    pub fn disk(&self) -> Option<f64> {
+        let mut sorted = self.disk_bytes_per_s.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied()
+    }
 }
 
 /// The middle of `times`, or of the middle two.
@@ -202,6 +227,20 @@ impl Decode {
     pub fn bytes_per_s(&self) -> f64 {
         self.tokens_per_s() * self.bytes_per_token
     }
+
+    /// The part of the disk's bandwidth that decoding used: bytes that had to be read, of the median run, against the
+    /// middle of what was measured between the runs.
+    pub fn disk_share(&self) -> Option<f64> {
+        let s = self.streaming.as_ref()?;
+        let passes_per_s = self.tokens_per_s() / self.batch as f64;
+        s.disk().map(|disk| s.bytes_per_pass * passes_per_s / disk)
+    }
+
+    /// The part of the time that passes waited for the disk.
+    pub fn stall_share(&self) -> Option<f64> {
+        let all: Duration = self.times.iter().sum();
+        self.streaming.as_ref().map(|s| s.reads.stalled.as_secs_f64() / all.as_secs_f64().max(1e-9))
+    }
 }
 
 fn per_second(n: f64, times: &[Duration]) -> f64 {
@@ -237,7 +276,7 @@ pub fn bench(model: &Model, options: &BenchOptions, progress: &mut dyn FnMut(Sta
         report.decode = Some(decode(model, options)?);
     }
     // Last, since measuring memory takes more of it than many a model.
-    report.peak_rss_bytes = peak_rss_bytes();
+    report.peak_rss_bytes = crate::memory::peak_bytes();
     progress(Stage::Limits);
     report.limits = model.device().limits()?;
     let floats: &[Inputs] = match model.device().precision() {
@@ -311,11 +350,15 @@ fn decode(model: &Model, options: &BenchOptions) -> Result<Decode> {
     let prompts = (0..batch).map(|i| prompt(model, depth, 3 + i as u64)).collect::<Result<Vec<_>>>()?;
     let mut sessions: Vec<Session> = (0..batch).map(|_| model.session()).collect();
     let mut random = Random(2);
+    let streams = model.memory_plan().streams();
+    let mut disk = Vec::new();
+    let mut reads: Vec<Reads> = Vec::new();
     let times = timed(options, || {
         // Back to the prompt; most of it is in the cache.
         for (session, prompt) in sessions.iter_mut().zip(&prompts) {
             session.prefill(prompt, &options.cancel, &mut |_| ())?;
         }
+        let already = model.reads().unwrap_or_default();
         let began = Instant::now();
         for _ in 0..tokens {
             if options.cancel.is_cancelled() {
@@ -325,8 +368,22 @@ fn decode(model: &Model, options: &BenchOptions) -> Result<Decode> {
                 sessions.iter_mut().map(|session| (session, random.token(model))).collect();
             Session::decode_together(&mut steps)?;
         }
-        Ok(began.elapsed())
+        let took = began.elapsed();
+        reads.push(model.reads().unwrap_or_default().since(&already));
+        if streams {
+            // Until what is read ahead is there: it would share the disk.
+            std::thread::sleep(Duration::from_millis(500));
+            disk.extend(model.measure_read_speed()?.map(|speed| speed.bytes_per_s));
+        }
+        Ok(took)
     })?;
+    reads.remove(0); // untimed
+    let all = reads.iter().fold(Reads::default(), |all, run| all.and(run));
+    let streaming = streams.then(|| Streaming {
+        reads: all,
+        bytes_per_pass: all.bytes as f64 / (tokens * reads.len()) as f64,
+        disk_bytes_per_s: disk,
+    });
     let shape = model.engine().cache.shape();
     let text = &model.config().text;
     let keys = depth as f64 + (tokens as f64 + 1.0) / 2.0; // that a token sees, on average
@@ -347,13 +404,8 @@ fn decode(model: &Model, options: &BenchOptions) -> Result<Decode> {
             head: batched(one.head),
         },
         times,
+        streaming,
     })
-}
-
-fn peak_rss_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// A prompt of random text tokens.
@@ -366,9 +418,27 @@ fn prompt(model: &Model, tokens: usize, seed: u64) -> Result<Prompt> {
 }
 
 /// splitmix64.
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Random(seed)
+    }
+
+    /// From 0 to 1, below it.
+    pub(crate) fn part(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// The numbers below `n` in some order.
+    pub(crate) fn shuffled(&mut self, n: usize) -> Vec<usize> {
+        let mut all: Vec<usize> = (0..n).collect();
+        for i in (1..n).rev() {
+            all.swap(i, self.below(i as u64 + 1) as usize);
+        }
+        all
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -32,6 +32,21 @@ const SHAPES: &[(&str, MakeConfig)] = &[
             json!({"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}),
         )
     }),
+    ("qwen3-vl-235b-a22b", || {
+        let trunk = Trunk { hidden: 4096, layers: 94, heads: 64, kv: 4, inner: 12_288, tied: false };
+        routed(
+            qwen3_vl(trunk, LARGE),
+            json!({"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1536}),
+        )
+    }),
+    // Six of the 48 layers of qwen3-vl-30b-a3b: 8.6 GB, for measuring what doesn't fit on a small disk.
+    ("qwen3-vl-30b-a3b-6-layers", || {
+        let trunk = Trunk { hidden: 2048, layers: 6, heads: 32, kv: 4, inner: 6144, tied: false };
+        routed(
+            qwen3_vl(trunk, LARGE),
+            json!({"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}),
+        )
+    }),
     ("qwen3.5-0.8b", || {
         qwen3_5(Trunk { hidden: 1024, layers: 24, heads: 8, kv: 2, inner: 3584, tied: true }, 16, SMALL)
     }),

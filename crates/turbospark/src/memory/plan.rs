@@ -1,0 +1,339 @@
+//! From a ceiling to what stays and what is read again.
+
+use turbospark_models::config::{Config, MlpKind};
+use turbospark_models::{Residency, UnitSizes};
+
+use super::work::{self, Pass};
+use super::{Free, MemoryPlan, ResidencyChoice, Term};
+use crate::{Error, Result};
+
+/// What the plan is made from.
+#[derive(Clone, Debug)]
+pub(crate) struct Demand {
+    pub config: Config,
+    pub sizes: UnitSizes,
+    /// What the user allows; `None` leaves it to what is free.
+    pub ceiling: Option<u64>,
+    /// What the system has free, where that counts.
+    pub free: Option<Free>,
+    pub choice: ResidencyChoice,
+    /// Bytes that the process has already, and had at most.
+    pub program: u64,
+    pub peak: u64,
+    /// Tokens that a sequence may have, and bytes of the cache then: what is wished first, then what will do.
+    pub contexts: Vec<(usize, u64)>,
+    /// Rows of a chunk of a prompt.
+    pub rows: usize,
+    pub sequences: usize,
+    pub threads: usize,
+    /// Most patches that an image has by the checkpoint's limits.
+    pub most_patches: usize,
+    /// Whether the tower stays in memory while it has nothing to do.
+    pub keep_vision: bool,
+}
+
+/// Patches of a page of A4 at 200 dots an inch, and a little more.
+const COMMON: usize = 16_384;
+/// Slots of the ring: one in use, one ready, one being filled.
+const SLOTS: usize = 3;
+/// Slots below this are larger than what they hold: memory for direct reads begins at a huge page.
+const LEAST_SLOT: u64 = 2 << 20;
+
+impl Demand {
+    /// The plan.
+    ///
+    /// # Errors
+    /// A ceiling that is too small, with every term and the least that works.
+    pub fn plan(&self) -> Result<MemoryPlan> {
+        match (self.ceiling, &self.free, self.choice) {
+            (Some(ceiling), ..) => self.under(ceiling),
+            (None, Some(free), ResidencyChoice::Auto) => self.within(free),
+            (None, _, choice) => {
+                let all = self.sizes.layers.len();
+                let residency = match choice {
+                    ResidencyChoice::Streamed => self.streamed(all, true, SLOTS, 2 * self.pool_least(), true),
+                    ResidencyChoice::Loaded => Residency { loaded: true, ..Residency::default() },
+                    ResidencyChoice::Auto | ResidencyChoice::Mapped => Residency::default(),
+                };
+                Ok(self.finish(residency, self.most_patches, self.contexts[0]))
+            }
+        }
+    }
+
+    /// The file's own pages where they fit into what is free, else as under a ceiling.
+    fn within(&self, free: &Free) -> Result<MemoryPlan> {
+        // What the process has already is not free any more, and its own.
+        let ceiling = self.program + free.bytes.saturating_sub(free.reserve());
+        let mapped = |n: usize| self.finish(Residency::default(), n, self.contexts[0]);
+        let largest = mapped(self.most_patches);
+        if self.fits(&largest, ceiling) {
+            return Ok(largest);
+        }
+        let common = self.common(ceiling);
+        let smaller = self.image_sizes().into_iter().filter(|&n| n >= common).map(mapped);
+        let plan = match smaller.into_iter().find(|plan| self.fits(plan, ceiling)) {
+            Some(plan) => MemoryPlan { ceiling: Some(ceiling), ..plan },
+            None => self.under(ceiling)?,
+        };
+        Ok(MemoryPlan { free: Some(free.clone()), ..plan })
+    }
+
+    fn under(&self, ceiling: u64) -> Result<MemoryPlan> {
+        let context = self.context(ceiling);
+        let (sizes, common) = (self.image_sizes(), self.common(ceiling));
+        let candidates = self.candidates(context);
+        // The largest picture is rare: it makes way for weights, as far down as a common one.
+        let whole = candidates.first().filter(|_| !matches!(self.choice, ResidencyChoice::Streamed));
+        let larger = sizes.iter().filter(|&&n| n >= common).filter_map(|&n| whole.map(|r| (n, r)));
+        let smaller = sizes.iter().filter(|&&n| n <= common).flat_map(|&n| candidates.iter().map(move |r| (n, r)));
+        for (patches, residency) in larger.chain(smaller) {
+            let plan = MemoryPlan { ceiling: Some(ceiling), ..self.finish(residency.clone(), patches, context) };
+            if self.fits(&plan, ceiling) {
+                return Ok(self.grown(plan, budget(ceiling), context));
+            }
+        }
+        Err(Error::Options(self.refusal(ceiling, &self.least())))
+    }
+
+    /// The plan with everything read again that can be, and no room for more than a small page.
+    fn least(&self) -> MemoryPlan {
+        let context = self.contexts[self.contexts.len() - 1];
+        let nothing = if self.all_stays() {
+            Residency { loaded: true, ..Residency::default() }
+        } else {
+            self.streamed(self.sizes.layers.len(), true, 2, self.pool_least(), true)
+        };
+        self.finish(nothing, self.image_sizes().last().copied().unwrap_or(0), context)
+    }
+
+    /// Whether nothing can be read again.
+    fn all_stays(&self) -> bool {
+        self.sizes.quantised || matches!(self.choice, ResidencyChoice::Mapped | ResidencyChoice::Loaded)
+    }
+
+    /// What more memory would change: plans under larger ceilings, up to one that reads nothing again.
+    pub fn outlook(&self, plan: &MemoryPlan) -> Vec<MemoryPlan> {
+        let Some(ceiling) = plan.ceiling.filter(|_| plan.streams()) else { return Vec::new() };
+        let context = self.context(ceiling);
+        let Some(whole) = self.candidates(context).into_iter().next() else { return Vec::new() };
+        let whole = ceiling_of(self.finish(whole, self.common(ceiling), context).total()).max(ceiling);
+        // In whole 64 MiB, as people say it.
+        let step = |quarters: u64| (ceiling + (whole - ceiling) / 4 * quarters).next_multiple_of(64 << 20);
+        let mut plans: Vec<MemoryPlan> = Vec::new();
+        for more in (1..=4).map(step).filter_map(|ceiling| self.under(ceiling).ok()) {
+            let before = plans.last().unwrap_or(plan);
+            if more.read_per_token + more.read_per_image < before.read_per_token + before.read_per_image {
+                plans.push(more);
+            }
+        }
+        plans
+    }
+
+    fn fits(&self, plan: &MemoryPlan, ceiling: u64) -> bool {
+        plan.total().max(self.peak) <= budget(ceiling)
+    }
+
+    /// The context that nobody insists on makes way for weights.
+    fn context(&self, ceiling: u64) -> (usize, u64) {
+        let fits = self.contexts.iter().find(|(_, cache)| *cache <= ceiling / 8);
+        *fits.or(self.contexts.last()).expect("at least the one that is wished")
+    }
+
+    /// The largest size of image that weights don't take precedence over.
+    fn common(&self, ceiling: u64) -> usize {
+        let sizes = self.image_sizes();
+        let common = sizes.iter().copied().find(|&n| n <= COMMON && self.image_bytes(n) <= budget(ceiling) / 8);
+        common.or(sizes.last().copied()).unwrap_or(0)
+    }
+
+    fn image_bytes(&self, patches: usize) -> u64 {
+        work::image_bytes(self.config.vision.as_ref(), patches, self.sequences)
+    }
+
+    /// Sizes of the largest image, from the checkpoint's own down to a small page.
+    fn image_sizes(&self) -> Vec<usize> {
+        if self.config.vision.is_none() {
+            return vec![0];
+        }
+        let least = 1024.min(self.most_patches);
+        let steps = std::iter::successors(Some(self.most_patches), |n| (*n > least).then_some((n / 2).max(least)));
+        steps.collect()
+    }
+
+    /// What may stay, from everything to nothing.
+    fn candidates(&self, context: (usize, u64)) -> Vec<Residency> {
+        let (all, pool) = (self.sizes.layers.len(), self.pool_least());
+        let auto = self.choice == ResidencyChoice::Auto;
+        match self.choice {
+            ResidencyChoice::Mapped => return vec![Residency::default()],
+            ResidencyChoice::Loaded => return vec![Residency { loaded: true, ..Residency::default() }],
+            ResidencyChoice::Auto | ResidencyChoice::Streamed => {}
+        }
+        let whole = Residency { loaded: true, vision_mapped: auto && !self.keep_vision, ..Residency::default() };
+        if self.sizes.quantised {
+            return vec![whole];
+        }
+        let mut list = Vec::new();
+        if !matches!(self.choice, ResidencyChoice::Streamed) {
+            list.push(whole.clone());
+            if pool > 0 {
+                list.push(Residency { expert_slots: pool, ..whole });
+            }
+            for vision in [false, true] {
+                for (streamed, head) in (0..=all).flat_map(|n| [(n, false), (n, true)]) {
+                    list.push(self.streamed(streamed, vision, SLOTS, pool, head));
+                }
+            }
+        }
+        for head in [false, true] {
+            list.push(self.streamed(all, true, SLOTS, pool, head));
+            list.push(self.streamed(all, true, 2, pool, head));
+        }
+        // Fewest reads a token first; a vision block costs once an image.
+        list.sort_by_cached_key(|r| {
+            let plan = self.finish(r.clone(), 0, context);
+            (plan.read_per_token, plan.read_per_image, r.expert_slots > 0, plan.total())
+        });
+        list
+    }
+
+    /// `count` layers streamed, spread evenly; embedding and head too where `head` and they can be cut.
+    fn streamed(&self, count: usize, vision: bool, slots: usize, expert_slots: usize, head: bool) -> Residency {
+        let all = self.sizes.layers.len();
+        let layers = (0..count).map(|i| i * all / count.max(1)).collect();
+        let vision = vision && !self.sizes.vision.is_empty();
+        let head = head && self.sizes.cuts;
+        Residency { layers, head, vision, slots, expert_slots, loaded: true, vision_mapped: false }
+    }
+
+    /// Slots for the experts of one token; 0 for a model without.
+    fn pool_least(&self) -> usize {
+        let per_token = self.config.text.moe.as_ref().map_or(0, |m| m.num_experts_per_tok);
+        if self.sizes.experts == 0 { 0 } else { per_token.max(2) }
+    }
+
+    /// What is left goes to experts.
+    fn grown(&self, plan: MemoryPlan, budget: u64, context: (usize, u64)) -> MemoryPlan {
+        if plan.residency.expert_slots == 0 {
+            return plan;
+        }
+        let more = (budget - plan.total()) / (self.sizes.expert as u64).max(LEAST_SLOT);
+        let mut residency = plan.residency.clone();
+        residency.expert_slots = (residency.expert_slots + more as usize).min(self.sizes.experts);
+        MemoryPlan { ceiling: plan.ceiling, ..self.finish(residency, plan.most_patches, context) }
+    }
+
+    fn finish(&self, residency: Residency, most_patches: usize, (context, cache): (usize, u64)) -> MemoryPlan {
+        let (sizes, c) = (&self.sizes, &self.config);
+        let &Demand { rows, sequences, threads, .. } = self;
+        let rows = rows.min(context);
+        let pass = Pass { rows, sequences, context, threads };
+        let sum = |list: &[usize]| list.iter().map(|&n| n as u64).sum::<u64>();
+        let streamed: u64 = residency.layers.iter().map(|&i| sizes.layers[i] as u64).sum();
+        let resident = sum(&sizes.layers) - streamed;
+        let largest = |list: &mut dyn Iterator<Item = usize>| list.max().unwrap_or(0) as u64;
+        let ring = largest(&mut residency.layers.iter().map(|&i| sizes.layers[i])).max(if residency.vision {
+            largest(&mut sizes.vision.iter().copied())
+        } else {
+            0
+        });
+        let shard = if residency.head { UnitSizes::shard((ring > 0).then_some(ring as usize)) } else { 0 };
+        let ring = ring.max(shard as u64);
+        let ring = if ring > 0 { ring.max(LEAST_SLOT) * residency.slots as u64 } else { 0 };
+        let pooled = residency.expert_slots > 0;
+        let expert = (sizes.expert as u64).max(if pooled { LEAST_SLOT } else { 0 });
+        let mut terms = Vec::new();
+        let mut add = |what: String, bytes: u64| {
+            if bytes > 0 {
+                terms.push(Term { what, bytes });
+            }
+        };
+        let each = if sequences > 1 { format!("{sequences} sequences of ") } else { String::new() };
+        add("program and tokenizer".into(), self.program);
+        add(format!("kernels and {threads} threads"), work::kernel_bytes(c, pass, most_patches));
+        add(format!("cache of {each}{context} tokens"), cache);
+        add(format!("work space for {rows} rows, logits"), work::trunk_bytes(&c.text, pass));
+        add(format!("images of {most_patches} patches together"), self.image_bytes(most_patches));
+        add("norms and mergers".into(), sizes.rest);
+        add("the largest tensor while it is quantised".into(), sizes.largest_source);
+        if !residency.head {
+            add("embedding and head".into(), sizes.tables);
+        }
+        let count = sizes.layers.len() - residency.layers.len();
+        add(format!("{count} of {} layers", sizes.layers.len()), resident);
+        if !residency.vision {
+            add(format!("{} vision blocks", sizes.vision.len()), sum(&sizes.vision));
+        }
+        add(format!("{} slots for what is read again", residency.slots), ring);
+        if pooled {
+            let what = format!("{} of {} experts", residency.expert_slots, sizes.experts);
+            add(what, residency.expert_slots as u64 * expert);
+        } else {
+            add(format!("{} experts", sizes.experts), (sizes.experts * sizes.expert) as u64);
+        }
+        let routed = c.text.mlp_kinds.iter().filter(|k| **k == MlpKind::Moe).count() as u64;
+        let per_token = c.text.moe.as_ref().map_or(0, |m| m.num_experts_per_tok) as u64;
+        let missing = if pooled { 1.0 - residency.expert_slots as f64 / sizes.experts.max(1) as f64 } else { 0.0 };
+        let experts = (routed * per_token * sizes.expert as u64) as f64 * missing;
+        let read_per_image = if residency.vision { sum(&sizes.vision) } else { 0 };
+        let head = if residency.head { sizes.head } else { 0 };
+        let read_per_token = streamed + head + experts as u64;
+        MemoryPlan {
+            ceiling: None,
+            free: None,
+            terms,
+            residency,
+            context,
+            most_patches,
+            most_decode_bytes: work::decode_bytes(c.vision.as_ref(), most_patches),
+            read_per_token,
+            read_per_image,
+        }
+    }
+
+    /// The subtraction that does not work out.
+    fn refusal(&self, ceiling: u64, least: &MemoryPlan) -> String {
+        let terms: Vec<String> = least.terms.iter().map(|t| format!("  {:>12}  {}", mib(t.bytes), t.what)).collect();
+        let total = least.total().max(self.peak);
+        let peak = if self.peak > least.total() {
+            format!("\n  {:>12}  was in use while the model was opened", mib(self.peak))
+        } else {
+            String::new()
+        };
+        let how = match (self.sizes.quantised, self.all_stays()) {
+            (true, _) => {
+                "What is quantised while it is loaded can't be read again (turbospark pack --quant does it once)"
+            }
+            (_, true) => "With a --residency that keeps everything in memory",
+            _ => "With everything read again that can be",
+        };
+        let whose = match (&self.ceiling, &self.free) {
+            (None, Some(Free { group: Some(group), .. })) => format!("what the memory group {group} leaves"),
+            (None, Some(_)) => "what this system has free".into(),
+            _ => "a memory".into(),
+        };
+        format!(
+            "{whose} of {} is too small for this model. {how}: it takes\n{}\n  {:>12}  in all{peak}\n  {:>12}  is 1/64 \
+             more, for measuring: --memory {}M is the least that works (a shorter --context takes less)",
+            mib(ceiling),
+            terms.join("\n"),
+            mib(least.total()),
+            mib(ceiling_of(total)),
+            ceiling_of(total).div_ceil(1 << 20)
+        )
+    }
+}
+
+/// What a ceiling leaves: less the slack of measuring, and of what the allocator keeps.
+fn budget(ceiling: u64) -> u64 {
+    ceiling - ceiling / 64
+}
+
+/// The least ceiling with a budget of `total`.
+fn ceiling_of(total: u64) -> u64 {
+    total + total / 63 + 1
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
