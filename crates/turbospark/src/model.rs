@@ -178,7 +178,8 @@ impl Model {
             ceiling: options.memory,
             free: if system { free() } else { None },
             choice: options.residency,
-            program: resident_bytes(),
+            // In whole 4 MiB: what works once works again.
+            program: resident_bytes().next_multiple_of(4 << 20),
             // Of this opening; an earlier one's is over.
             peak: peak.unwrap_or(0),
             contexts: contexts(context, options.context.is_some())
