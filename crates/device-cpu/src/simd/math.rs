@@ -25,17 +25,25 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     s.less(x, low, s.splat(0.0), y)
 }
 
+/// `y / (1 + e^-x)`.
+#[inline(always)]
+fn gated<S: Simd>(s: S, y: S::V, x: S::V) -> S::V {
+    // What lies beyond would make a reciprocal denormal, which takes a hundred times as long. NaN passes as the
+    // second operand.
+    let power = s.min(s.splat(80.0), s.sub(s.splat(0.0), x));
+    s.quotient(y, s.add(s.splat(1.0), exp(s, power)))
+}
+
 /// `1 / (1 + e^-x)`.
 #[inline(always)]
 pub(crate) fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
-    let one = s.splat(1.0);
-    s.quotient(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
+    gated(s, s.splat(1.0), x)
 }
 
 /// `x / (1 + e^-x)`.
 #[inline(always)]
 pub(crate) fn silu<S: Simd>(s: S, x: S::V) -> S::V {
-    s.quotient(x, s.add(s.splat(1.0), exp(s, s.sub(s.splat(0.0), x))))
+    gated(s, x, x)
 }
 
 /// `first * x^n + rest[0] * x^(n-1) + ..`.
@@ -80,7 +88,7 @@ pub(crate) fn activate<S: Simd>(s: S, kind: Option<Activation>, x: S::V) -> S::V
             let x2 = s.mul(x, x);
             let twice = s.splat(1.595_769_2); // 2 sqrt(2 / pi)
             let u = s.mul(s.mul(twice, x), s.fma(x2, s.splat(0.044_715), s.splat(1.0)));
-            s.quotient(x, s.add(s.splat(1.0), exp(s, s.sub(s.splat(0.0), u))))
+            gated(s, x, u)
         }
     }
 }
