@@ -1,22 +1,26 @@
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use turbospark_device::{Buffer, Device, DeviceError, Mapping, Op, Precision, Recorded, View};
+use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Op, Precision, Recorded, View};
 
-use crate::Adapter;
 use crate::encode::Encoder;
 use crate::memory::{Memory, next_id};
 use crate::ops;
 use crate::plan::Plan;
+use crate::trust::Kept;
+use crate::{Adapter, AdapterKind};
 
 /// How a [`WgpuDevice`] is made.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct WgpuOptions {
     /// Whether inputs of matrix products may be rounded to f16, where the adapter multiplies it.
     pub precision: Precision,
+    /// Folder for compiled kernels, where the API has a place for them; without it they are compiled in every process.
+    pub cache: Option<PathBuf>,
 }
 
 /// A GPU, or any other adapter of the graphics API.
@@ -30,6 +34,7 @@ pub struct WgpuOptions {
 /// # Ok::<(), turbospark_device::DeviceError>(())
 /// ```
 pub struct WgpuDevice {
+    kind: AdapterKind,
     gpu: Gpu,
     encoder: Mutex<Encoder>,
 }
@@ -55,7 +60,8 @@ pub(crate) struct Gpu {
 static DEVICES: AtomicUsize = AtomicUsize::new(0);
 
 /// What kernels use where an adapter has it.
-const WANTED: wgpu::Features = wgpu::Features::SHADER_F16.union(wgpu::Features::SUBGROUP);
+const WANTED: wgpu::Features =
+    wgpu::Features::SHADER_F16.union(wgpu::Features::SUBGROUP).union(wgpu::Features::PIPELINE_CACHE);
 
 impl WgpuDevice {
     /// Opens an adapter.
@@ -123,7 +129,27 @@ impl WgpuDevice {
             read_back: Mutex::new(None),
             failure,
         };
-        Ok(WgpuDevice { gpu, encoder: Mutex::new(Encoder::default()) })
+        let kept = options.cache.and_then(|folder| Kept::open(&gpu.device, info, &folder));
+        Ok(WgpuDevice { kind: adapter.kind(), gpu, encoder: Mutex::new(Encoder::new(kept)) })
+    }
+
+    /// Name and WGSL of every kernel that was compiled so far: they are compiled when an op first needs them.
+    pub fn kernels(&self) -> Vec<(&'static str, String)> {
+        self.encoder.lock().unwrap_or_else(PoisonError::into_inner).pipelines.texts()
+    }
+
+    pub(crate) fn adapter_kind(&self) -> AdapterKind {
+        self.kind
+    }
+
+    /// The most bytes that a kernel may see of a buffer.
+    pub(crate) fn most_bytes(&self) -> u64 {
+        self.gpu.limits.max_storage_buffer_binding_size.min(self.gpu.limits.max_buffer_size)
+    }
+
+    /// Whether matrix products take f16: where that may be, and the adapter has it.
+    pub(crate) fn multiplies_f16(&self) -> bool {
+        self.gpu.small_tiles()
     }
 
     fn submit(&self, plan: &mut Plan<'_>) -> Result<(), DeviceError> {
@@ -144,6 +170,11 @@ impl Gpu {
             Some(message) => Err(DeviceError::Failed(format!("{}: {message}", self.name))),
             None => Ok(()),
         }
+    }
+
+    /// Whether tiles in workgroup memory are f16: where rounding is allowed, and the adapter has the type.
+    pub fn small_tiles(&self) -> bool {
+        self.precision == Precision::Auto && self.features.contains(wgpu::Features::SHADER_F16)
     }
 
     /// Waits for a submission, or for the device to be lost.
@@ -226,5 +257,9 @@ impl Device for WgpuDevice {
             })?;
         }
         self.submit(&mut plan)
+    }
+
+    fn limits(&self) -> Result<Option<Limits>, DeviceError> {
+        crate::limits::measure(self).map(Some)
     }
 }

@@ -8,6 +8,7 @@ use crate::device::Gpu;
 use crate::memory::next_id;
 use crate::pipelines::Pipelines;
 use crate::plan::{Place, Plan, Window};
+use crate::trust::Kept;
 
 /// What submissions share: compiled kernels, bind groups, work space.
 #[derive(Debug, Default)]
@@ -43,6 +44,11 @@ fn grown(
 }
 
 impl Encoder {
+    /// With what earlier processes compiled.
+    pub fn new(kept: Option<Kept>) -> Self {
+        Encoder { pipelines: Pipelines::kept(kept), ..Encoder::default() }
+    }
+
     /// Submits a plan.
     ///
     /// # Errors

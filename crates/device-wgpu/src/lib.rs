@@ -13,11 +13,13 @@ mod adapter;
 mod device;
 mod encode;
 mod kernel;
+mod limits;
 mod linear;
 mod memory;
 mod ops;
 mod pipelines;
 mod plan;
+mod trust;
 
-pub use adapter::{Adapter, AdapterKind};
+pub use adapter::{Adapter, AdapterKind, Capabilities};
 pub use device::{WgpuDevice, WgpuOptions};
