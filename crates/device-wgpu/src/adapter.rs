@@ -150,6 +150,16 @@ impl Adapter {
         }
     }
 
+    /// Whether it multiplies 16 x 16 matrices of f16 and sums in f32: the one size that kernels use.
+    pub(crate) fn has_matrices(&self) -> bool {
+        use wgpu::CooperativeScalarType::{F16, F32};
+        let fits = |m: &wgpu::CooperativeMatrixProperties| {
+            (m.m_size, m.n_size, m.k_size) == (16, 16, 16) && (m.ab_type, m.cr_type) == (F16, F32)
+        };
+        self.inner.features().contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX | wgpu::Features::SHADER_F16)
+            && self.inner.cooperative_matrix_properties().iter().any(fits)
+    }
+
     pub(crate) fn info(&self) -> &wgpu::AdapterInfo {
         &self.info
     }

@@ -11,7 +11,7 @@ use crate::encode::Encoder;
 use crate::memory::{Memory, next_id};
 use crate::ops;
 use crate::plan::Plan;
-use crate::trust::Kept;
+use crate::trust::{Kept, matrix_units};
 use crate::{Adapter, AdapterKind};
 
 /// How a [`WgpuDevice`] is made.
@@ -35,7 +35,7 @@ pub struct WgpuOptions {
 /// ```
 pub struct WgpuDevice {
     kind: AdapterKind,
-    gpu: Gpu,
+    pub(crate) gpu: Gpu,
     encoder: Mutex<Encoder>,
 }
 
@@ -51,6 +51,8 @@ pub(crate) struct Gpu {
     pub features: wgpu::Features,
     /// Fewest and most lanes of a subgroup; zero without them.
     pub subgroups: (u32, u32),
+    /// Whether a subgroup of 32 multiplies 16 x 16 matrices of f16 and sums in f32.
+    pub matrices: bool,
     pub precision: Precision,
     pub read_back: Mutex<Option<wgpu::Buffer>>,
     failure: Arc<Mutex<Option<String>>>,
@@ -63,6 +65,9 @@ static DEVICES: AtomicUsize = AtomicUsize::new(0);
 const WANTED: wgpu::Features =
     wgpu::Features::SHADER_F16.union(wgpu::Features::SUBGROUP).union(wgpu::Features::PIPELINE_CACHE);
 
+/// Products of matrices that a subgroup holds together.
+const MATRICES: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
+
 impl WgpuDevice {
     /// Opens an adapter.
     ///
@@ -70,9 +75,11 @@ impl WgpuDevice {
     /// [`DeviceError::Unsupported`] when it has no compute, or the driver refuses.
     pub fn new(adapter: &Adapter, options: WgpuOptions) -> Result<Self, DeviceError> {
         let has = adapter.inner.features();
+        let matrices = if adapter.has_matrices() { MATRICES } else { wgpu::Features::empty() };
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("turbospark"),
-            required_features: (has & WANTED) | wgpu::Features::IMMEDIATES,
+            required_features: (has & WANTED) | wgpu::Features::IMMEDIATES | matrices,
+            experimental_features: if matrices.is_empty() { Default::default() } else { matrix_units() },
             required_limits: adapter.inner.limits(),
             ..Default::default()
         };
@@ -125,6 +132,7 @@ impl WgpuDevice {
             limits,
             features,
             subgroups,
+            matrices: features.contains(MATRICES) && subgroups == (32, 32) && adapter.has_matrices(),
             precision: options.precision,
             read_back: Mutex::new(None),
             failure,

@@ -49,11 +49,17 @@ pub(crate) struct Key {
     pub constants: Vec<(&'static str, u32)>,
     /// Whether the text uses the type `f16`.
     pub f16: bool,
+    /// Whether it uses matrices that a subgroup holds together.
+    pub matrix: bool,
 }
 
 /// The whole text of a kernel.
 pub(crate) fn compose(source: &Source, key: &Key) -> String {
     let mut text = String::new();
+    // Extensions come first.
+    if key.matrix {
+        text += "enable wgpu_cooperative_matrix;\n";
+    }
     // What tiles in workgroup memory are made of.
     text += if key.f16 { F16 } else { F32 };
     for (name, value) in &key.constants {

@@ -156,7 +156,15 @@ impl<'d> Plan<'d> {
 
     /// A run of a kernel, whose bindings are given in order.
     pub fn kernel(&mut self, source: &'static Source) -> Run<'_, 'd> {
-        Run { plan: self, source, bindings: Vec::new(), windows: Vec::new(), constants: Vec::new(), f16: false }
+        Run {
+            plan: self,
+            source,
+            bindings: Vec::new(),
+            windows: Vec::new(),
+            constants: Vec::new(),
+            f16: false,
+            matrix: false,
+        }
     }
 }
 
@@ -168,6 +176,7 @@ pub(crate) struct Run<'p, 'd> {
     windows: Vec<Window>,
     constants: Vec<(&'static str, u32)>,
     f16: bool,
+    matrix: bool,
 }
 
 impl Run<'_, '_> {
@@ -192,9 +201,14 @@ impl Run<'_, '_> {
     }
 
     /// Lets the text use the type `f16`.
-    #[allow(dead_code, reason = "for kernels that multiply f16")]
     pub fn with_f16(mut self, f16: bool) -> Self {
         self.f16 = f16;
+        self
+    }
+
+    /// Lets the text use matrices that a subgroup holds together.
+    pub fn with_matrix(mut self, matrix: bool) -> Self {
+        self.matrix = matrix;
         self
     }
 
@@ -224,7 +238,13 @@ impl Run<'_, '_> {
             let shares = |j: usize| self.bindings[j].2 && self.windows[j].place.is(&self.windows[i].place);
             self.bindings[i].2 = (0..self.bindings.len()).any(shares);
         }
-        let key = Key { name: self.source.name, bindings: self.bindings, constants: self.constants, f16: self.f16 };
+        let key = Key {
+            name: self.source.name,
+            bindings: self.bindings,
+            constants: self.constants,
+            f16: self.f16,
+            matrix: self.matrix,
+        };
         let words = words.to_vec();
         self.plan.dispatches.push(Dispatch { source: self.source, key, windows: self.windows, words, grid });
         Ok(())

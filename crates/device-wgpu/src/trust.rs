@@ -1,4 +1,4 @@
-//! The two things that the API takes on trust: kernels whose loops end, and compiled kernels from the disk.
+//! What the API takes on trust: kernels whose loops end, compiled kernels from the disk, and matrix units.
 #![allow(unsafe_code)]
 
 use std::io::Write;
@@ -11,6 +11,13 @@ pub(crate) fn shader_module(device: &wgpu::Device, name: &str, text: String) -> 
     let descriptor = wgpu::ShaderModuleDescriptor { label: Some(name), source: wgpu::ShaderSource::Wgsl(text.into()) };
     // SAFETY: loops of our kernels count up to a bound that they do not change, or walk a list that ends.
     unsafe { device.create_shader_module_trusted(descriptor, checks) }
+}
+
+/// Matrix units, which the API still calls experimental.
+pub(crate) fn matrix_units() -> wgpu::ExperimentalFeatures {
+    // SAFETY: what may go wrong with them is what a kernel does with them. Ours load and store whole matrices within
+    // workgroup memory, in flow that all threads of a subgroup share.
+    unsafe { wgpu::ExperimentalFeatures::enabled() }
 }
 
 /// Compiled kernels that outlive the process, where the API has a place for them.
