@@ -65,6 +65,10 @@ static DEVICES: AtomicUsize = AtomicUsize::new(0);
 const WANTED: wgpu::Features =
     wgpu::Features::SHADER_F16.union(wgpu::Features::SUBGROUP).union(wgpu::Features::PIPELINE_CACHE);
 
+/// Multiplications and additions of a submission, about: a tenth of a second of a fast adapter, a few seconds of a slow
+/// one, after which some systems take it for hung. A decoded token has far fewer.
+const MOST_WORK: f64 = 4e12;
+
 /// Products of matrices that a subgroup holds together.
 const MATRICES: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
 
@@ -247,6 +251,7 @@ impl Device for WgpuDevice {
 
     fn run(&self, ops: &[Recorded<'_>]) -> Result<(), DeviceError> {
         let mut plan = Plan::new(&self.gpu);
+        let mut pending = 0.0;
         for r in ops {
             let done = match &r.op {
                 Op::Acquire(op) => self.submit(&mut plan).and_then(|()| op.source.acquire(op.unit)),
@@ -256,6 +261,13 @@ impl Device for WgpuDevice {
                 op => ops::plan(&mut plan, op),
             };
             plan.end_op();
+            pending += ops::work(&r.op);
+            let done = if pending > MOST_WORK && done.is_ok() {
+                pending = 0.0;
+                self.submit(&mut plan)
+            } else {
+                done
+            };
             done.map_err(|error| match error {
                 DeviceError::Op { scope, message, op } if scope.is_empty() => {
                     let op = if op.is_empty() { r.op.name() } else { op };

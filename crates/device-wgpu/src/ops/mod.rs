@@ -7,11 +7,14 @@ mod delta;
 mod norm;
 mod paged;
 mod rows;
+mod work;
 
 use turbospark_device::{DeviceError, Op, View};
 
 use crate::linear;
 use crate::plan::{Plan, word};
+
+pub(crate) use work::work;
 
 pub(crate) type Done = Result<(), DeviceError>;
 
