@@ -252,7 +252,14 @@ impl Device for WgpuDevice {
     fn run(&self, ops: &[Recorded<'_>]) -> Result<(), DeviceError> {
         let mut plan = Plan::new(&self.gpu);
         let mut pending = 0.0;
-        for r in ops {
+        let mut rest = ops;
+        while let Some((r, after)) = rest.split_first() {
+            rest = after;
+            if let Some(done) = after.first().and_then(|next| ops::plan_two(&mut plan, &r.op, &next.op)) {
+                done?;
+                rest = &after[1..];
+                continue;
+            }
             let done = match &r.op {
                 Op::Acquire(op) => self.submit(&mut plan).and_then(|()| op.source.acquire(op.unit)),
                 // What fills the slot next is queued behind the ops that were submitted.

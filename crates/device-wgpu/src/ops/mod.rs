@@ -44,6 +44,14 @@ pub(crate) fn plan(plan: &mut Plan<'_>, op: &Op<'_>) -> Done {
     }
 }
 
+/// Puts two neighbours into the plan at once, where one kernel does both; else `None`, and nothing was planned.
+pub(crate) fn plan_two(plan: &mut Plan<'_>, first: &Op<'_>, second: &Op<'_>) -> Option<Done> {
+    match (first, second) {
+        (Op::RmsNorm(norm), Op::Rope(rope)) => norm::norm_rope(plan, norm, rope),
+        _ => None,
+    }
+}
+
 /// Workgroups of [`WG`] threads for a thread an element.
 pub(crate) fn groups(elements: usize) -> u64 {
     (elements as u64).div_ceil(u64::from(WG))
