@@ -1,14 +1,14 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Op, Precision, Recorded, View};
 
 use crate::encode::Encoder;
-use crate::memory::{Memory, next_id};
+use crate::memory::Memory;
 use crate::ops;
 use crate::plan::Plan;
 use crate::trust::{Kept, matrix_units};
@@ -55,6 +55,8 @@ pub(crate) struct Gpu {
     pub matrices: bool,
     pub precision: Precision,
     pub read_back: Mutex<Option<wgpu::Buffer>>,
+    /// Bytes of all buffers that were allocated and live.
+    pub used: Arc<AtomicU64>,
     failure: Arc<Mutex<Option<String>>>,
 }
 
@@ -139,6 +141,7 @@ impl WgpuDevice {
             matrices: features.contains(MATRICES) && subgroups == (32, 32) && adapter.has_matrices(),
             precision: options.precision,
             read_back: Mutex::new(None),
+            used: Arc::default(),
             failure,
         };
         let kept = options.cache.and_then(|folder| Kept::open(&gpu.device, info, &folder));
@@ -220,7 +223,7 @@ impl Device for WgpuDevice {
 
     fn alloc(&self, label: &str, bytes: usize) -> Result<Buffer, DeviceError> {
         let buffer = self.gpu.allocate(label, bytes)?;
-        Ok(Buffer::new(bytes, Memory { owner: self.gpu.owner, id: next_id(), buffer }))
+        Ok(Buffer::new(bytes, Memory::new(&self.gpu, buffer)))
     }
 
     fn adopt(&self, _: Mapping) -> Result<Option<Buffer>, DeviceError> {
