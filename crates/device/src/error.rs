@@ -36,6 +36,9 @@ pub enum DeviceError {
     /// A weight could not be brought to the device.
     #[error("reading weights: {0}")]
     Weights(#[source] std::io::Error),
+    /// The device was lost, or its driver refused something that was thought to be right.
+    #[error("{0}")]
+    Failed(String),
     /// The options don't fit this device or machine.
     #[error("{0}")]
     Unsupported(String),

@@ -4,6 +4,8 @@
 //! or two of them, under names of their own. What goes wrong unseen: bytes in the wrong order give plausible weights,
 //! so `tests/formats.rs` holds every format against the exact dequantisation.
 
+use std::fmt;
+
 use turbospark_tensor::{Code, DType, ScaledForm, block};
 
 /// How a weight is stored, as far as kernels differ by it.
@@ -13,6 +15,17 @@ pub(crate) enum Format {
     Plain(DType),
     /// Codes with scales, and perhaps biases, of the type.
     Scaled { form: ScaledForm, scales: DType, biased: bool },
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Format::Plain(dtype) => dtype.fmt(f),
+            Format::Scaled { form, scales, biased } => {
+                write!(f, "{form} {scales}{}", if *biased { " biased" } else { "" })
+            }
+        }
+    }
 }
 
 macro_rules! text {

@@ -69,13 +69,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var j = t; j < BATCH * ACROSS * 8u; j += THREADS) {
         let row = to + j / (ACROSS * 8u);
         let o = group.x * ACROSS * 8u + j % (ACROSS * 8u);
-        let from = (j / (ACROSS * 8u) * THREADS + j % (ACROSS * 8u) / 8u) * 2u + (j / 4u) % 2u;
+        let begin = (j / (ACROSS * 8u) * THREADS + j % (ACROSS * 8u) / 8u) * 2u + (j / 4u) % 2u;
         var a = 0.0;
         var b = 0.0;
         for (var d = 0u; d < DOWN; d++) {
-            a += parts[from + d * ACROSS * 2u][j % 4u];
+            a += parts[begin + d * ACROSS * 2u][j % 4u];
 //#if GATED
-            b += parts[from + (BATCH * THREADS + d * ACROSS) * 2u][j % 4u];
+            b += parts[begin + (BATCH * THREADS + d * ACROSS) * 2u][j % 4u];
 //#end
         }
         if o < p.n && row < p.m { finish(row, o, a, b); }

@@ -33,8 +33,6 @@ fn main(
         again = at + 1u;
         sum = fma(weights[p.weights + row * p.top + at], y[p.y + (row * p.top + at) * p.n + o], sum);
     }
-//#if RESIDUAL
-    sum += residual[p.residual + row * p.residual_row + o];
-//#end
+    if RESIDUAL == 1u { sum += residual[p.residual + row * p.residual_row + o]; }
     out[p.out + row * p.out_row + o] = sum;
 }

@@ -43,7 +43,11 @@ fn main(
 //#if ADD
         if found { out[at + c] += v; }
 //#else
+//#if WEIGHTED
         out[at + c] = v;
+//#else
+        if found { out[at + c] = v; }
+//#end
 //#end
     }
 }

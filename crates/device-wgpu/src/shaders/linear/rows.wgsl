@@ -127,9 +127,9 @@ fn main(
 //#end
     workgroupBarrier();
     for (var j = t; j < COUNT * 16u; j += THREADS) {
-        let from = j / 16u * THREADS + j % 16u;
+        let begin = j / 16u * THREADS + j % 16u;
         var s = 0.0;
-        for (var c = 0u; c < THREADS; c += 16u) { s += parts[from + c]; }
+        for (var c = 0u; c < THREADS; c += 16u) { s += parts[begin + c]; }
         parts[COUNT * THREADS + j] = s;
     }
     workgroupBarrier();

@@ -71,14 +71,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let r = e / (BK / 8u);
             let row = min(first + r, rows - 1u);
 //#if ROUTED
-            let from = p.x + list[slots + row] / p.top * p.x_row;
+            let begin = p.x + list[slots + row] / p.top * p.x_row;
 //#else
-            let from = p.x + row * p.x_row;
+            let begin = p.x + row * p.x_row;
 //#end
             let i = k + e % (BK / 8u) * 8u;
             var v = Eight(vec4<f32>(0.0), vec4<f32>(0.0));
             if i < p.k {
-                v = Eight(x4(from + i), x4(from + i + 4u));
+                v = Eight(x4(begin + i), x4(begin + i + 4u));
 //#if TAIL
                 v = cut(v, p.k - i);
 //#end

@@ -8,6 +8,6 @@ fn $w8(at: u32, r: u32, i: u32) -> Eight {
     let high = $byte(b + 66u + g) >> ((j >> 2u) & 7u);
     let q = b + 2u + (j >> 2u);
     return Eight(
-        turned(scale * signed_bytes_f(grid[$GRID + $byte(q) | ((high & 1u) << 8u)]), signs),
-        turned(scale * signed_bytes_f(grid[$GRID + $byte(q + 1u) | ((high & 2u) << 7u)]), signs >> 4u));
+        turned(scale * signed_bytes_f(grid[$GRID + ($byte(q) | ((high & 1u) << 8u))]), signs),
+        turned(scale * signed_bytes_f(grid[$GRID + ($byte(q + 1u) | ((high & 2u) << 7u))]), signs >> 4u));
 }

@@ -1,0 +1,111 @@
+use std::fmt;
+
+use turbospark_device::DeviceError;
+
+/// What kind of processor an adapter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AdapterKind {
+    /// A GPU with memory of its own.
+    Discrete,
+    /// A GPU that shares the processor's memory.
+    Integrated,
+    /// A GPU lent by a virtual machine.
+    Virtual,
+    /// The processor, behind a graphics API: for tests.
+    Software,
+    /// Not said.
+    Other,
+}
+
+/// A graphics adapter of this machine.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    pub(crate) inner: wgpu::Adapter,
+    info: wgpu::AdapterInfo,
+}
+
+impl Adapter {
+    /// Of an adapter that an application already has.
+    pub fn new(adapter: wgpu::Adapter) -> Self {
+        Adapter { info: adapter.get_info(), inner: adapter }
+    }
+
+    /// All adapters of this machine, the ones that compute fastest first.
+    pub fn all() -> Vec<Adapter> {
+        let descriptor = wgpu::InstanceDescriptor {
+            backends: wgpu::Backends::PRIMARY,
+            ..wgpu::InstanceDescriptor::new_without_display_handle()
+        };
+        let instance = wgpu::Instance::new(descriptor);
+        let found = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
+        let mut all: Vec<Adapter> = found.into_iter().map(Adapter::new).collect();
+        all.retain(|a| a.inner.features().contains(wgpu::Features::IMMEDIATES));
+        all.sort_by_key(|a| match a.kind() {
+            AdapterKind::Discrete => 0,
+            AdapterKind::Integrated => 1,
+            AdapterKind::Virtual => 2,
+            AdapterKind::Other => 3,
+            AdapterKind::Software => 4,
+        });
+        all
+    }
+
+    /// The first adapter whose name or number in [`Adapter::all`] is `wanted`; without one, the first that is no
+    /// software.
+    ///
+    /// # Errors
+    /// When there is none; the message lists those that there are.
+    pub fn choose(wanted: Option<&str>) -> Result<Adapter, DeviceError> {
+        let all = Adapter::all();
+        let fits = |i: usize, a: &Adapter| match wanted {
+            Some(name) => name == i.to_string() || a.info.name.to_lowercase().contains(&name.to_lowercase()),
+            None => a.kind() != AdapterKind::Software,
+        };
+        let found = all.iter().enumerate().find(|(i, a)| fits(*i, a)).map(|(_, a)| a.clone());
+        found.ok_or_else(|| {
+            let names: Vec<String> = all.iter().enumerate().map(|(i, a)| format!("{i}: {a}")).collect();
+            let there = if names.is_empty() { "this machine has none".into() } else { names.join(", ") };
+            DeviceError::Unsupported(match wanted {
+                Some(name) => format!("no graphics adapter {name:?}; {there}"),
+                None => format!("no graphics adapter that is hardware; {there}"),
+            })
+        })
+    }
+
+    /// Its name, as the driver tells it.
+    pub fn name(&self) -> &str {
+        &self.info.name
+    }
+
+    /// The API that it is reached through, such as `vulkan`.
+    pub fn api(&self) -> &'static str {
+        self.info.backend.to_str()
+    }
+
+    /// The driver and its version.
+    pub fn driver(&self) -> String {
+        format!("{} {}", self.info.driver, self.info.driver_info).trim().to_owned()
+    }
+
+    /// What kind of processor it is.
+    pub fn kind(&self) -> AdapterKind {
+        match self.info.device_type {
+            wgpu::DeviceType::DiscreteGpu => AdapterKind::Discrete,
+            wgpu::DeviceType::IntegratedGpu => AdapterKind::Integrated,
+            wgpu::DeviceType::VirtualGpu => AdapterKind::Virtual,
+            wgpu::DeviceType::Cpu => AdapterKind::Software,
+            wgpu::DeviceType::Other => AdapterKind::Other,
+        }
+    }
+
+    pub(crate) fn info(&self) -> &wgpu::AdapterInfo {
+        &self.info
+    }
+}
+
+impl fmt::Display for Adapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.info.name, self.api())
+    }
+}

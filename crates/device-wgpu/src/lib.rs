@@ -1,0 +1,23 @@
+//! The GPU, through Vulkan, Metal or DX12: hand-written WGSL behind the same ops as every other device.
+//!
+//! A pass becomes a [`plan`]: a list of dispatches, each a kernel with its bindings and a few words. A plan becomes one
+//! command buffer and one submission; nothing waits for the host inside it, unless weights are streamed.
+//!
+//! What goes wrong unseen: a kernel that runs past a view. Bindings reach over the whole buffer, where a binding may
+//! be that large, so a wrong index reads a neighbour's numbers and no check of the API sees it. Kernels therefore
+//! guard rows and columns themselves, and the tests hold what lies beside an output against what was there before.
+#![deny(unsafe_code)]
+#![deny(missing_docs)]
+
+mod adapter;
+mod device;
+mod encode;
+mod kernel;
+mod linear;
+mod memory;
+mod ops;
+mod pipelines;
+mod plan;
+
+pub use adapter::{Adapter, AdapterKind};
+pub use device::{WgpuDevice, WgpuOptions};
