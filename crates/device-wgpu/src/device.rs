@@ -36,6 +36,7 @@ pub struct WgpuDevice {
 
 /// The API's device, what it can do, and what went wrong with it.
 #[derive(Debug)]
+#[allow(dead_code, reason = "read where a kernel has variants")]
 pub(crate) struct Gpu {
     pub name: String,
     pub owner: usize,
@@ -214,12 +215,10 @@ impl Device for WgpuDevice {
                 Op::Acquire(op) => self.submit(&mut plan).and_then(|()| op.source.acquire(op.unit)),
                 // What fills the slot next is queued behind the ops that were submitted.
                 Op::Release(op) => self.submit(&mut plan).map(|()| op.source.release(op.unit)),
-                Op::Experts(op) => match crate::linear::experts(&mut plan, op, &mut |plan| self.submit(plan)) {
-                    Ok(()) => Ok(plan.end_op()),
-                    Err(error) => Err(error),
-                },
-                op => ops::plan(&mut plan, op).map(|()| plan.end_op()),
+                Op::Experts(op) => crate::linear::experts(&mut plan, op, &mut |plan| self.submit(plan)),
+                op => ops::plan(&mut plan, op),
             };
+            plan.end_op();
             done.map_err(|error| match error {
                 DeviceError::Op { scope, message, op } if scope.is_empty() => {
                     let op = if op.is_empty() { r.op.name() } else { op };

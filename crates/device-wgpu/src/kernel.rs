@@ -20,6 +20,7 @@ pub(crate) struct Source {
 
 /// How a kernel sees a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(dead_code, reason = "for kernels that load whole vectors")]
 pub(crate) enum Form {
     /// `array<f32>`.
     F32,

@@ -3,16 +3,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use turbospark_device::Device;
+use turbospark_device::{Device, DeviceError};
 use turbospark_models::config::Config;
-use turbospark_models::{Cache, CacheShape, LoadAs, Residency, Scratch, Sequence, UnitSizes};
+use turbospark_models::{Cache, CacheShape, LoadAs, ModelError, Residency, Scratch, Sequence, UnitSizes};
 use turbospark_tensor::DType;
 use turbospark_text::{ChatTemplate, GenerationConfig, Placeholders, Tokenizer};
 use turbospark_vision::{DecodeLimits, ImageConfig, Picture};
 use turbospark_weights::{Checkpoint, Folder, Sidecar};
 
 use crate::memory::{Demand, MemoryPlan, resident_bytes};
-use crate::options::{LoadOptions, device};
+use crate::options::{LoadOptions, automatic, device};
 use crate::pool::Pool;
 use crate::{Error, PromptBuilder, PromptLimits, Result, Sampling, Session};
 
@@ -75,6 +75,17 @@ impl Model {
         Self::load(&Folder::open_with(path, &options.mmproj)?, name, options)
     }
 
+    /// [`open`](Model::open) on a device that the caller made, such as a GPU that it draws with too. What `options`
+    /// say about the device is not looked at.
+    ///
+    /// # Errors
+    /// As [`open`](Model::open).
+    pub fn open_on(path: impl AsRef<Path>, device: Arc<dyn Device>, options: &LoadOptions) -> Result<Self> {
+        let path = path.as_ref();
+        let name = options.name.clone().unwrap_or_else(|| name_of(path));
+        Self::load_on(&Folder::open_with(path, &options.mmproj)?, name, options, device)
+    }
+
     /// The tiny trained checkpoint that is compiled in: it reads printed English.
     ///
     /// # Errors
@@ -85,7 +96,20 @@ impl Model {
         Self::load(&Folder::embedded(FILES), NAME.into(), options)
     }
 
+    /// Loads on the best device that the options allow and that has the room.
     fn load(folder: &Folder, name: String, options: &LoadOptions) -> Result<Self> {
+        if let Some(gpu) = automatic(options) {
+            match Self::load_on(folder, name.clone(), options, Arc::clone(&gpu)) {
+                Err(Error::Model(ModelError::Device(e @ DeviceError::OutOfMemory { .. }))) => {
+                    tracing::warn!(device = %gpu.name(), "{e}; the processor runs the model");
+                }
+                other => return other,
+            }
+        }
+        Self::load_on(folder, name, options, device(options)?.into())
+    }
+
+    fn load_on(folder: &Folder, name: String, options: &LoadOptions, device: Arc<dyn Device>) -> Result<Self> {
         let config_text = folder.require(Sidecar::Config)?;
         let config = Config::parse(&config_text).map_err(turbospark_models::ModelError::from)?;
         let checkpoint = folder.checkpoint()?;
@@ -107,7 +131,6 @@ impl Model {
             return Err(Error::Options(format!("{n} sequences were asked for; 1 to 4096 can be held")));
         }
 
-        let device: Arc<dyn Device> = device(options)?.into();
         let checkpoint = Arc::new(checkpoint);
         let span = tracing::info_span!("load", model = %name, device = %device.name()).entered();
         let how = LoadAs { quant: options.quant, threads: options.threads, ..LoadAs::default() };

@@ -180,3 +180,46 @@ mod cpu {
         meets_its_goldens("qwen3_5_moe");
     }
 }
+
+#[cfg(feature = "device-wgpu")]
+mod gpu {
+    use turbospark_device::Precision;
+    use turbospark_device_wgpu::{Adapter, WgpuDevice, WgpuOptions};
+
+    use super::*;
+
+    fn meets_its_goldens(folder: &str) {
+        let adapters = Adapter::all();
+        let Some(adapter) = adapters.first() else {
+            eprintln!("skipped: no Vulkan adapter");
+            return;
+        };
+        let device = WgpuDevice::new(adapter, WgpuOptions { precision: Precision::F32 }).unwrap();
+        folder_meets_its_goldens(&device, folder);
+    }
+
+    #[test]
+    fn single_ops() {
+        meets_its_goldens("ops");
+    }
+
+    #[test]
+    fn qwen3_vl() {
+        meets_its_goldens("qwen3_vl");
+    }
+
+    #[test]
+    fn qwen3_vl_moe() {
+        meets_its_goldens("qwen3_vl_moe");
+    }
+
+    #[test]
+    fn qwen3_5() {
+        meets_its_goldens("qwen3_5");
+    }
+
+    #[test]
+    fn qwen3_5_moe() {
+        meets_its_goldens("qwen3_5_moe");
+    }
+}

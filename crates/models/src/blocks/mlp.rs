@@ -216,14 +216,10 @@ fn narrowed(weight: LinearWeight<'_>, axis: usize, part: Range<usize>) -> Option
         LinearWeight::Scaled(w) => w,
     };
     let shared = w.form.rows();
-    let scales = |v: View<'_>| {
-        let whole = part.start.is_multiple_of(shared) && part.end.is_multiple_of(shared);
-        whole.then(|| v.narrow(axis, part.start / shared..part.end / shared))
-    };
-    let biases = match w.biases {
-        Some(biases) => Some(scales(biases)?),
-        None => None,
-    };
-    let (codes, scales) = (w.codes.narrow(axis, part.clone()), scales(w.scales)?);
-    Some(ScaledWeight { codes, scales, biases, form: w.form }.into())
+    if !part.start.is_multiple_of(shared) || !part.end.is_multiple_of(shared) {
+        return None;
+    }
+    let grid = part.start / shared..part.end / shared;
+    let (scales, biases) = (w.scales.narrow(axis, grid.clone()), w.biases.map(|b| b.narrow(axis, grid)));
+    Some(ScaledWeight { codes: w.codes.narrow(axis, part), scales, biases, form: w.form }.into())
 }
