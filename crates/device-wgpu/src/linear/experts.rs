@@ -55,12 +55,9 @@ impl Sides {
         Sides { hidden: op.x.dim(1), width: op.width, top, prompt, slots, tiles, tile }
     }
 
-    fn space(&self, plan: &mut Plan<'_>) -> Result<Space, DeviceError> {
-        Ok(Space {
-            inner: plan.temp(4 * (self.slots * self.width) as u64)?,
-            y: plan.temp(4 * (self.slots * self.hidden) as u64)?,
-            list: plan.temp(4 * (3 * self.tiles + self.prompt) as u64)?,
-        })
+    /// Bytes of each part of the work space.
+    fn bytes(&self) -> [u64; 3] {
+        [self.slots * self.width, self.slots * self.hidden, 3 * self.tiles + self.prompt].map(|n| 4 * n as u64)
     }
 }
 
@@ -122,7 +119,8 @@ impl Weights {
 
 /// All of them lie together, and nothing waits for the host.
 fn together(plan: &mut Plan<'_>, op: &Experts<'_>, sides: Sides, weights: &Weights) -> Done {
-    let space = sides.space(plan)?;
+    let [inner, y, list] = sides.bytes();
+    let space = Space { inner: plan.temp(inner)?, y: plan.temp(y)?, list: plan.temp(list)? };
     let (x, ids) = (Rows::of(plan, &op.x)?, plan.view(&op.ids)?);
     if sides.prompt > 0 {
         let experts = op.source.experts();
@@ -168,11 +166,13 @@ fn one_by_one<'d>(plan: &mut Plan<'d>, op: &Experts<'_>, sides: Sides, flush: &m
         let expert = expert.ok_or_else(|| refused(format!("row {} chose expert {id} of {count}", slot / sides.top)))?;
         chosen[expert].push(slot as u32);
     }
+    // Work space of a submission is anyone's after it, and this is several: it has its own.
+    let [inner, y, _] = sides.bytes();
+    let own = plan.gpu.linear.take_space(plan.gpu, &[inner, y])?;
+    let space = Space { inner: own.part(0), y: own.part(1), list: plan.tables() };
     let wanted: Vec<usize> = (0..count).filter(|&e| !chosen[e].is_empty()).collect();
     op.source.with(&wanted, &mut |e, expert| {
         expert.check(sides.hidden, sides.width).map_err(|m| refused(format!("expert {e}: {m}")))?;
-        // The work space is the same in every submission: each takes all of it, in the same order.
-        let space = sides.space(plan)?;
         let weights = Weights::of(plan, &expert, sides)?;
         let x = Rows::of(plan, &op.x)?;
         let (prompt, decode) = chosen[e].split_at(chosen[e].partition_point(|&s| (s as usize) < sides.prompt));
@@ -197,8 +197,10 @@ fn one_by_one<'d>(plan: &mut Plan<'d>, op: &Experts<'_>, sides: Sides, flush: &m
         // The weights' slot may be given up after this.
         flush(plan)
     })?;
-    let space = sides.space(plan)?;
-    combine(plan, op, sides, &space)
+    combine(plan, op, sides, &space)?;
+    flush(plan)?;
+    plan.gpu.linear.give_space(own);
+    Ok(())
 }
 
 /// Each row adds up the outputs of its experts.

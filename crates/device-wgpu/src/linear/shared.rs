@@ -1,19 +1,36 @@
 //! What the linear kernels of a device share.
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use turbospark_device::DeviceError;
 
 use super::format::grids;
 use crate::device::Gpu;
 use crate::memory::next_id;
-use crate::plan::{Place, Window};
+use crate::plan::{Place, Window, refused};
 
 /// Made when it is first needed.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     grids: OnceLock<(u64, wgpu::Buffer)>,
     hard_half: OnceLock<bool>,
+    space: Mutex<Option<Space>>,
+}
+
+/// A buffer for work that takes several submissions.
+#[derive(Debug)]
+pub(super) struct Space {
+    id: u64,
+    buffer: wgpu::Buffer,
+    parts: Vec<(u64, u64)>,
+}
+
+impl Space {
+    /// One of the parts that were asked for.
+    pub fn part(&self, i: usize) -> Window {
+        let (offset, size) = self.parts[i];
+        Window { place: Place::Buffer(self.id, self.buffer.clone()), offset, size }
+    }
 }
 
 impl Shared {
@@ -29,6 +46,39 @@ impl Shared {
             }
         };
         Ok(Window { place: Place::Buffer(*id, buffer.clone()), offset: 0, size: buffer.size() })
+    }
+
+    /// A buffer of these parts that nobody else uses until it is given back.
+    pub fn take_space(&self, gpu: &Gpu, parts: &[u64]) -> Result<Space, DeviceError> {
+        let mut end = 0;
+        let parts: Vec<(u64, u64)> = parts
+            .iter()
+            .map(|&bytes| {
+                let size = bytes.max(16).next_multiple_of(256);
+                end += size;
+                (end - size, size)
+            })
+            .collect();
+        let most = gpu.limits.max_storage_buffer_binding_size;
+        if let Some((_, size)) = parts.iter().find(|p| p.1 > most) {
+            return Err(refused(format!("{size} bytes of work space, a binding has at most {most}")));
+        }
+        let kept = self.space.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match kept {
+            Some(kept) if kept.buffer.size() >= end => Ok(Space { parts, ..kept }),
+            kept => {
+                if let Some(small) = kept {
+                    small.buffer.destroy();
+                }
+                let buffer = gpu.allocate("work space of experts", end as usize)?;
+                Ok(Space { id: next_id(), buffer, parts })
+            }
+        }
+    }
+
+    /// Keeps a buffer for the next who asks. What was submitted with it comes before what will be.
+    pub fn give_space(&self, space: Space) {
+        *self.space.lock().unwrap_or_else(PoisonError::into_inner) = Some(space);
     }
 
     /// Whether the adapter widens f16 exactly, subnormals too, which the API leaves to it. Asked once, by trying.
