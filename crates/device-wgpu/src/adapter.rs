@@ -99,6 +99,20 @@ impl Adapter {
         }
     }
 
+    /// Side of the squares that its matrix units multiply, f16 times f16 into f32, if a device of these features may.
+    pub(crate) fn matrix_side(&self, features: wgpu::Features) -> Option<u32> {
+        use wgpu::CooperativeScalarType::{F16, F32};
+        if !features.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX | wgpu::Features::SHADER_F16) {
+            return None;
+        }
+        let listed = self.inner.cooperative_matrix_properties();
+        let has = |side: u32| {
+            let square = |p: &&wgpu::CooperativeMatrixProperties| [p.m_size, p.n_size, p.k_size] == [side; 3];
+            listed.iter().filter(square).any(|p| p.ab_type == F16 && p.cr_type == F32)
+        };
+        [16, 8].into_iter().find(|&side| has(side))
+    }
+
     pub(crate) fn info(&self) -> &wgpu::AdapterInfo {
         &self.info
     }

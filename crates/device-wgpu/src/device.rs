@@ -17,6 +17,8 @@ use crate::plan::Plan;
 pub struct WgpuOptions {
     /// Whether inputs of matrix products may be rounded to f16, where the adapter multiplies it.
     pub precision: Precision,
+    /// Leave the adapter's matrix units alone, to compare.
+    pub no_matrix_units: bool,
 }
 
 /// A GPU, or any other adapter of the graphics API.
@@ -47,6 +49,9 @@ pub(crate) struct Gpu {
     /// Fewest and most lanes of a subgroup; zero without them.
     pub subgroups: (u32, u32),
     pub precision: Precision,
+    pub backend: wgpu::Backend,
+    /// Side of the squares that matrix units multiply, f16 times f16 into f32, where products may be rounded so.
+    pub matrix_side: Option<u32>,
     pub read_back: Mutex<Option<wgpu::Buffer>>,
     pub linear: crate::linear::Shared,
     failure: Arc<Mutex<Option<String>>>,
@@ -56,7 +61,8 @@ pub(crate) struct Gpu {
 static DEVICES: AtomicUsize = AtomicUsize::new(0);
 
 /// What kernels use where an adapter has it.
-const WANTED: wgpu::Features = wgpu::Features::SHADER_F16.union(wgpu::Features::SUBGROUP);
+const WANTED: wgpu::Features = wgpu::Features::SHADER_F16.union(wgpu::Features::SUBGROUP)
+    .union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
 
 impl WgpuDevice {
     /// Opens an adapter.
@@ -69,6 +75,10 @@ impl WgpuDevice {
             label: Some("turbospark"),
             required_features: (has & WANTED) | wgpu::Features::IMMEDIATES,
             required_limits: adapter.inner.limits(),
+            // SAFETY: what is experimental is cooperative matrices, in kernels of this crate alone; they are validated and
+            // keep within their arrays, and an option leaves them out.
+            #[allow(unsafe_code, reason = "the only way to matrix units")]
+            experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
             ..Default::default()
         };
         if !has.contains(wgpu::Features::IMMEDIATES) {
@@ -112,6 +122,9 @@ impl WgpuDevice {
         let info = adapter.info();
         let has_subgroups = features.contains(wgpu::Features::SUBGROUP);
         let subgroups = if has_subgroups { (info.subgroup_min_size, info.subgroup_max_size) } else { (0, 0) };
+        let one_size = subgroups == (32, 32);
+        let rounds = options.precision == Precision::Auto && !options.no_matrix_units;
+        let matrix_side = adapter.matrix_side(features).filter(|_| one_size && rounds);
         let gpu = Gpu {
             name: format!("gpu ({adapter})"),
             owner: DEVICES.fetch_add(1, Ordering::Relaxed),
@@ -121,6 +134,8 @@ impl WgpuDevice {
             features,
             subgroups,
             precision: options.precision,
+            backend: info.backend,
+            matrix_side,
             read_back: Mutex::new(None),
             linear: crate::linear::Shared::default(),
             failure,

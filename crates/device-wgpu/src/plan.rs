@@ -156,7 +156,7 @@ impl<'d> Plan<'d> {
 
     /// A run of a kernel, whose bindings are given in order.
     pub fn kernel(&mut self, source: &'static Source) -> Run<'_, 'd> {
-        Run { plan: self, source, bindings: Vec::new(), windows: Vec::new(), constants: Vec::new(), f16: false }
+        Run { plan: self, source, bindings: Vec::new(), windows: Vec::new(), constants: Vec::new(), f16: false, matrices: false }
     }
 }
 
@@ -168,6 +168,7 @@ pub(crate) struct Run<'p, 'd> {
     windows: Vec<Window>,
     constants: Vec<(&'static str, u32)>,
     f16: bool,
+    matrices: bool,
 }
 
 impl Run<'_, '_> {
@@ -188,6 +189,12 @@ impl Run<'_, '_> {
     /// Sets a constant that the kernel is compiled with.
     pub fn set(mut self, name: &'static str, value: u32) -> Self {
         self.constants.push((name, value));
+        self
+    }
+
+    /// Lets the text use matrix units.
+    pub fn with_matrices(mut self, matrices: bool) -> Self {
+        self.matrices = matrices;
         self
     }
 
@@ -224,7 +231,7 @@ impl Run<'_, '_> {
             let shares = |j: usize| self.bindings[j].2 && self.windows[j].place.is(&self.windows[i].place);
             self.bindings[i].2 = (0..self.bindings.len()).any(shares);
         }
-        let key = Key { name: self.source.name, bindings: self.bindings, constants: self.constants, f16: self.f16 };
+        let key = Key { name: self.source.name, bindings: self.bindings, constants: self.constants, f16: self.f16, matrices: self.matrices };
         let words = words.to_vec();
         self.plan.dispatches.push(Dispatch { source: self.source, key, windows: self.windows, words, grid });
         Ok(())

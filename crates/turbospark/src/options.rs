@@ -158,7 +158,7 @@ fn cpu(_: &LoadOptions) -> Result<Box<dyn Device>> {
 fn gpu(options: &LoadOptions) -> Result<Box<dyn Device>> {
     use turbospark_device_wgpu::{Adapter, WgpuDevice, WgpuOptions};
     let adapter = Adapter::choose(options.adapter.as_deref())?;
-    Ok(Box::new(WgpuDevice::new(&adapter, WgpuOptions { precision: options.precision })?))
+    Ok(Box::new(WgpuDevice::new(&adapter, WgpuOptions { precision: options.precision, ..WgpuOptions::default() })?))
 }
 
 #[cfg(not(feature = "device-wgpu"))]

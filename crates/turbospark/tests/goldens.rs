@@ -194,7 +194,7 @@ mod gpu {
             eprintln!("skipped: no Vulkan adapter");
             return;
         };
-        let device = WgpuDevice::new(adapter, WgpuOptions { precision: Precision::F32 }).unwrap();
+        let device = WgpuDevice::new(adapter, WgpuOptions { precision: Precision::F32, ..WgpuOptions::default() }).unwrap();
         folder_meets_its_goldens(&device, folder);
     }
 

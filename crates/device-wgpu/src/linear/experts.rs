@@ -8,7 +8,7 @@
 use turbospark_device::op::{Experts, LinearWeight, WeightLayout};
 use turbospark_device::{DeviceError, Expert};
 
-use super::layer::{Layer, Slots, tile_rows};
+use super::layer::{Layer, Slots, routed_rows};
 use super::weight::Weight;
 use super::{Flush, Rows, kernel::Routed};
 use crate::kernel::{Form, Source};
@@ -40,18 +40,18 @@ struct Sides {
     /// Slots, of prompt rows and all.
     prompt: usize,
     slots: usize,
-    /// Tiles at most, and sixteenths of their rows.
+    /// Tiles at most, and their rows.
     tiles: usize,
     tile: u32,
 }
 
 impl Sides {
-    fn of(op: &Experts<'_>) -> Self {
+    fn of(plan: &Plan<'_>, op: &Experts<'_>) -> Self {
         let (rows, top, experts) = (op.x.dim(0), op.ids.dim(1), op.source.experts());
         let (prompt, slots) = (op.prompt_rows * top, rows * top);
-        let tile = tile_rows(prompt.div_ceil(experts.max(1)) as u32);
+        let tile = routed_rows(plan, prompt.div_ceil(experts.max(1)) as u32);
         // An expert's last tile may be filled in part.
-        let tiles = prompt / (16 * tile as usize) + experts.min(prompt);
+        let tiles = prompt / tile as usize + experts.min(prompt);
         Sides { hidden: op.x.dim(1), width: op.width, top, prompt, slots, tiles, tile }
     }
 
@@ -62,7 +62,7 @@ impl Sides {
 }
 
 pub(crate) fn experts<'d>(plan: &mut Plan<'d>, op: &Experts<'_>, flush: &mut Flush<'_, 'd>) -> Done {
-    let sides = Sides::of(op);
+    let sides = Sides::of(plan, op);
     if sides.slots == 0 {
         return Ok(());
     }
@@ -127,7 +127,7 @@ fn together(plan: &mut Plan<'_>, op: &Experts<'_>, sides: Sides, weights: &Weigh
         let words = [word(sides.prompt)?, word(experts)?, word(sides.tiles)?, ids.at, 0];
         plan.kernel(&ROUTE)
             .set("EXPERTS", word(experts.next_power_of_two())?)
-            .set("BM", 16 * sides.tile)
+            .set("BM", sides.tile)
             .read("ids", Form::U32, &ids.window)
             .write("list", Form::U32, &space.list)
             .grid(&words, [1, 1, 1])?;
@@ -180,8 +180,8 @@ fn one_by_one<'d>(plan: &mut Plan<'d>, op: &Experts<'_>, sides: Sides, flush: &m
         let of = |at, entries, list| Slots { list, at, entries, first: 0, top, routed: Routed::Slots };
         if !prompt.is_empty() {
             let slots = plan.table(prompt.iter().copied());
-            let tiles = prompt.chunks(16 * sides.tile as usize);
-            let step = 16 * sides.tile;
+            let tiles = prompt.chunks(sides.tile as usize);
+            let step = sides.tile;
             let words = tiles.enumerate().flat_map(|(i, tile)| [0, slots + i as u32 * step, tile.len() as u32]);
             let words: Vec<u32> = words.collect();
             let entries = word(words.len() / 3)?;

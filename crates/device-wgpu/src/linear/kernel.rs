@@ -18,6 +18,9 @@ pub(super) enum Shape {
     Columns { batch: u32 },
     /// Prompt rows: sixteenths of the rows and outputs of a tile.
     Tile { m: u32, n: u32 },
+    /// Prompt rows on matrix units: side of their squares, squares of a subgroup below and beside each other. `vectors`
+    /// where the units read arrays of vectors.
+    Matrix { side: u32, m: u32, n: u32, vectors: bool },
     /// Rows of a table.
     Gather { weighted: bool, add: bool },
 }
@@ -72,6 +75,7 @@ impl Variant {
                 Shape::Rows { .. } => "rows",
                 Shape::Columns { .. } => "columns",
                 Shape::Tile { .. } => "tile",
+                Shape::Matrix { .. } => "matrix",
                 Shape::Gather { .. } => "gather",
             };
             let name = format!("linear {name} {} #{number}", self.a.0).leak();
@@ -117,6 +121,13 @@ impl Variant {
                 names.extend([("TM", m), ("TN", n)]);
                 (vec![("BM", 16 * m), ("BN", 16 * n)], text!("tile"))
             }
+            Shape::Matrix { side, m, n, vectors } => {
+                // A thread reads eight elements at a time of a step of 32.
+                let (rows, outputs) = (2 * m * side, 4 * n * side);
+                names.extend([("MI", m), ("NI", n), ("STEPS", 32 / side), ("VECTORS", vectors.into())]);
+                names.extend([("EACH_X", rows / 64), ("EACH_W", outputs / 64)]);
+                (vec![("MI", m), ("NI", n), ("SIDE", side), ("EACH", each)], text!("matrix"))
+            }
             Shape::Gather { weighted, add } => {
                 names.extend([("WEIGHTED", weighted.into()), ("ADD", add.into())]);
                 (Vec::new(), text!("gather"))
@@ -135,7 +146,14 @@ impl Variant {
             text += include_str!("../shaders/activation.wgsl");
             text += text!("params");
             text += &expand(text!("finish"), &names);
+            if !matches!(self.shape, Shape::Matrix { .. }) {
+                text += &expand(text!("vectors"), &names);
+            }
         }
-        text + &expand(kernel, &names)
+        let kernel = expand(kernel, &names);
+        match self.shape {
+            Shape::Matrix { side, .. } => text + &kernel.replace("$SIDE", &side.to_string()),
+            _ => text + &kernel,
+        }
     }
 }

@@ -1,12 +1,12 @@
 //! A linear layer's dispatches.
 
 use turbospark_device::op::{Activation, WeightLayout};
-use turbospark_device::View;
+use turbospark_device::{DeviceError, View};
 
 use super::Rows;
 use super::kernel::{Routed, Shape, Variant};
 use super::weight::{A, B, Weight};
-use crate::kernel::Form;
+use crate::kernel::{Form, Source};
 use crate::ops::Done;
 use crate::plan::{Plan, Window, word};
 
@@ -41,6 +41,17 @@ pub(super) struct Slots {
     pub routed: Routed,
 }
 
+const HALVES: Source = Source { name: "halves", text: include_str!("../shaders/linear/halves.wgsl"), includes: &[] };
+
+/// Rows of x as matrix units take them.
+struct Halves {
+    rows: Window,
+    /// What a row's sums are multiplied by.
+    unscale: Window,
+    /// Elements from a row to the next.
+    row: u32,
+}
+
 impl Layer<'_> {
     /// Rows before `prompt_rows` in tiles, the others by the row kernels.
     pub fn plan(&self, plan: &mut Plan<'_>, prompt_rows: usize) -> Done {
@@ -65,24 +76,44 @@ impl Layer<'_> {
         if rows == 0 || self.n == 0 {
             return Ok(());
         }
-        let shape = self.tile_shape(plan, rows);
-        let Shape::Tile { m, n } = shape else { unreachable!("a tile") };
-        let grid = [(self.n as u32).div_ceil(16 * n), (rows as u32).div_ceil(16 * m), 1];
+        let shape = match plan.gpu.matrix_side {
+            Some(side) => self.matrix_shape(plan, side, rows as u32),
+            None => self.tile_shape(plan, rows),
+        };
+        let (across, down) = grid_of(shape);
+        let grid = [(self.n as u32).div_ceil(across), (rows as u32).div_ceil(down), 1];
         self.run(plan, shape, 0, rows, None, grid)
     }
 
-    /// The slots of decode rows, or tiles of those of prompt rows.
+    /// The slots of decode rows, or tiles of so many rows of those of prompt rows.
     pub fn routed(&self, plan: &mut Plan<'_>, slots: &Slots, tile: Option<u32>) -> Done {
         if slots.entries == 0 || self.n == 0 {
             return Ok(());
         }
-        let shape = match (tile, self.layout) {
-            (Some(m), _) => Shape::Tile { m, n: 4 },
-            (None, WeightLayout::OutIn) => self.row_shape(plan, 1, slots.entries),
-            (None, WeightLayout::InOut) => Shape::Columns { batch: 1 },
+        let shape = match (tile, self.layout, plan.gpu.matrix_side) {
+            (Some(rows), _, Some(side)) => {
+                Shape::Matrix { side, m: rows / 2 / side, n: 16 / side, vectors: has_vectors(plan) }
+            }
+            (Some(rows), _, None) => Shape::Tile { m: rows / 16, n: 4 },
+            (None, WeightLayout::OutIn, _) => self.row_shape(plan, 1, slots.entries),
+            (None, WeightLayout::InOut, _) => Shape::Columns { batch: 1 },
         };
         let (across, _) = grid_of(shape);
         self.run(plan, shape, 0, self.rows, Some(slots), [(self.n as u32).div_ceil(across), slots.entries, 1])
+    }
+
+    /// The largest tile that leaves enough of them to keep a large GPU busy.
+    fn matrix_shape(&self, plan: &Plan<'_>, side: u32, rows: u32) -> Shape {
+        let (rows, n, gated) = (rows.div_ceil(64), (self.n as u32).div_ceil(64), self.b.is_some());
+        let tiles = |m: u32, n_: u32| rows.div_ceil(m) * n.div_ceil(n_);
+        // In units of 64 rows and outputs. Two weights have twice the products.
+        let (m, n) = match (rows, gated) {
+            (2.., false) if tiles(2, 2) >= ENOUGH_TILES => (2, 2),
+            (2.., true) if tiles(2, 1) >= ENOUGH_TILES => (2, 1),
+            (_, false) if tiles(1, 2) >= ENOUGH_TILES => (1, 2),
+            _ => (1, 1),
+        };
+        Shape::Matrix { side, m: m * 32 / side, n: n * 16 / side, vectors: has_vectors(plan) }
     }
 
     /// Threads depend on the inner side alone, since they order sums; outputs of a workgroup on how many workgroups that
@@ -115,6 +146,23 @@ impl Layer<'_> {
         Shape::Tile { m: tile_rows(rows), n: 4 }
     }
 
+    /// The rows of x in f16.
+    fn halves(&self, plan: &mut Plan<'_>, rows: usize, slots: Option<&Slots>) -> Result<Halves, DeviceError> {
+        // Of experts, `rows` are slots, and x has a row for `top` of them.
+        let rows = rows / slots.map_or(1, |s| s.top as usize);
+        let row = self.k.next_multiple_of(32);
+        let halves = plan.temp((2 * rows * row) as u64)?;
+        let unscale = plan.temp((4 * rows) as u64)?;
+        let words = [word(rows)?, word(self.k)?, self.x.at.at, self.x.row, word(row)?];
+        plan.kernel(&HALVES)
+            .with_f16(true)
+            .read("x", Form::F32, &self.x.at.window)
+            .write("halves", Form::Half4, &halves)
+            .write("unscale", Form::F32, &unscale)
+            .over(&words, rows as u64)?;
+        Ok(Halves { rows: halves, unscale, row: word(row)? })
+    }
+
     fn run(
         &self,
         plan: &mut Plan<'_>,
@@ -124,7 +172,10 @@ impl Layer<'_> {
         slots: Option<&Slots>,
         grid: [u32; 3],
     ) -> Done {
-        let (step, x, out) = (self.x.row, self.x.at.at, self.out.at.at);
+        let matrix = matches!(shape, Shape::Matrix { .. });
+        let halves = if matrix { Some(self.halves(plan, rows, slots)?) } else { None };
+        let (step, x) = halves.as_ref().map_or((self.x.row, self.x.at.at), |h| (h.row, 0));
+        let out = self.out.at.at;
         let activation = match self.activation {
             None => 0,
             Some(Activation::GeluTanh) => 1,
@@ -183,7 +234,11 @@ impl Layer<'_> {
         ];
         let tables = plan.gpu.linear.grids(plan.gpu)?;
         let mut run = plan.kernel(variant.source());
-        run = run.read("x", if wide_x { Form::Vec4 } else { Form::F32 }, &self.x.at.window);
+        run = match &halves {
+            Some(h) => run.read("x", Form::Half4, &h.rows).read("unscale", Form::F32, &h.unscale),
+            None => run.read("x", if wide_x { Form::Vec4 } else { Form::F32 }, &self.x.at.window),
+        };
+        run = run.with_f16(matrix).with_matrices(matrix);
         run = self.a.bind(run, A);
         if let Some(b) = &self.b {
             run = b.bind(run, B);
@@ -204,8 +259,21 @@ impl Layer<'_> {
     }
 }
 
+/// Workgroups below which tiles are made smaller.
+const ENOUGH_TILES: u32 = 120;
+
+/// Whether matrix units may read arrays of vectors: Metal takes scalars only.
+fn has_vectors(plan: &Plan<'_>) -> bool {
+    plan.gpu.backend != wgpu::Backend::Metal
+}
+
+/// Rows of a tile of experts' slots, for so many slots an expert.
+pub(super) fn routed_rows(plan: &Plan<'_>, slots: u32) -> u32 {
+    if plan.gpu.matrix_side.is_some() { 64 } else { 16 * tile_rows(slots) }
+}
+
 /// Sixteenths of the rows of a tile for so many rows.
-pub(super) fn tile_rows(rows: u32) -> u32 {
+fn tile_rows(rows: u32) -> u32 {
     match rows {
         0..=16 => 1,
         17..=32 => 2,
@@ -219,6 +287,7 @@ fn grid_of(shape: Shape) -> (u32, u32) {
         Shape::Rows { outputs, batch, .. } => (outputs, batch),
         Shape::Columns { batch } => (64, batch),
         Shape::Tile { m, n } => (16 * n, 16 * m),
+        Shape::Matrix { side, m, n, .. } => (4 * n * side, 2 * m * side),
         Shape::Gather { .. } => unreachable!("no layer"),
     }
 }

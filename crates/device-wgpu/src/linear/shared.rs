@@ -19,7 +19,7 @@ pub(crate) struct Shared {
 
 /// A buffer for work that takes several submissions.
 #[derive(Debug)]
-pub(super) struct Space {
+pub(crate) struct Space {
     id: u64,
     buffer: wgpu::Buffer,
     parts: Vec<(u64, u64)>,

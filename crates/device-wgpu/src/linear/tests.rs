@@ -21,7 +21,12 @@ fn formats() -> Vec<Format> {
 
 /// The variant's whole text, bound as layers bind it.
 fn text(variant: Variant) -> String {
-    let mut bindings = vec![("x", if variant.wide_x { Form::Vec4 } else { Form::F32 }, false)];
+    let matrix = matches!(variant.shape, Shape::Matrix { .. });
+    let x = if variant.wide_x { Form::Vec4 } else { Form::F32 };
+    let mut bindings = vec![("x", if matrix { Form::Half4 } else { x }, false)];
+    if matrix {
+        bindings.push(("unscale", Form::F32, false));
+    }
     for ((format, align), names) in [(Some(variant.a), super::weight::A), (variant.b, super::weight::B)]
         .into_iter()
         .filter_map(|(w, names)| w.map(|w| (w, names)))
@@ -39,22 +44,37 @@ fn text(variant: Variant) -> String {
     bindings.push(("bias", Form::Stored(DType::BF16), false));
     bindings.extend([("residual", Form::F32, true), ("list", Form::U32, false), ("out", Form::F32, true)]);
     let source = variant.source();
-    compose(source, &Key { name: source.name, bindings, constants: Vec::new(), f16: false })
+    compose(source, &Key { name: source.name, bindings, constants: Vec::new(), f16: matrix, matrices: matrix })
 }
 
-fn translate(what: &str, text: &str) {
+/// Languages that have what a kernel uses.
+#[derive(Clone, Copy, PartialEq)]
+enum Languages {
+    All,
+    /// Matrix units: not HLSL, and of the sides only 8 in MSL. The translator doesn't notice that.
+    Matrices { metal: bool },
+}
+
+fn translate(what: &str, text: &str, languages: Languages) {
     let module = naga::front::wgsl::parse_str(text).unwrap_or_else(|e| panic!("{what}: {}", e.emit_to_string(text)));
     let capabilities = Capabilities::IMMEDIATES
         | Capabilities::SUBGROUP
         | Capabilities::SHADER_FLOAT16
-        | Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+        | Capabilities::SHADER_FLOAT16_IN_FLOAT32
+        | Capabilities::COOPERATIVE_MATRIX;
     let mut validator = Validator::new(ValidationFlags::all(), capabilities);
     let info = validator.validate(&module).unwrap_or_else(|e| panic!("{what}: {e:?}"));
     spv::write_vec(&module, &info, &spv::Options { lang_version: (1, 3), ..Default::default() }, None)
         .unwrap_or_else(|e| panic!("{what} in SPIR-V: {e}"));
+    if languages == (Languages::Matrices { metal: false }) {
+        return;
+    }
     let options = msl::Options { lang_version: (3, 0), fake_missing_bindings: true, ..Default::default() };
     msl::write_string(&module, &info, &options, &msl::PipelineOptions::default())
         .unwrap_or_else(|e| panic!("{what} in MSL: {e}"));
+    if languages != Languages::All {
+        return;
+    }
     let options =
         hlsl::Options {
         shader_model: hlsl::ShaderModel::V6_2,
@@ -89,7 +109,7 @@ fn every_kernel_is_valid_in_every_language() {
                 Shape::Gather { weighted: align == 1, add: true },
                 Shape::Rows { outputs: 2, batch: 1, threads: 64, subgroup: 2 * align },
             ] {
-                translate(&format!("{shape:?} of {format}"), &text(Variant { shape, a: (format, align), hard_half: align == 1, ..plain }));
+                translate(&format!("{shape:?} of {format}"), &text(Variant { shape, a: (format, align), hard_half: align == 1, ..plain }), Languages::All);
             }
         }
     }
@@ -99,6 +119,10 @@ fn every_kernel_is_valid_in_every_language() {
         Shape::Columns { batch: 2 },
         Shape::Tile { m: 1, n: 4 },
         Shape::Tile { m: 4, n: 4 },
+        Shape::Matrix { side: 16, m: 4, n: 2, vectors: true },
+        Shape::Matrix { side: 16, m: 2, n: 1, vectors: true },
+        Shape::Matrix { side: 8, m: 4, n: 2, vectors: false },
+        Shape::Matrix { side: 8, m: 8, n: 4, vectors: true },
     ];
     for shape in shapes {
         let in_out = matches!(shape, Shape::Columns { .. });
@@ -107,7 +131,7 @@ fn every_kernel_is_valid_in_every_language() {
                 let variant = Variant {
                     shape,
                     b: flag.then_some((Format::Plain(DType::BF16), 2)),
-                    in_out: in_out || (flag && matches!(shape, Shape::Tile { .. })),
+                    in_out: in_out || (flag && matches!(shape, Shape::Tile { .. } | Shape::Matrix { .. })),
                     tail: flag,
                     wide_x: !in_out && !flag,
                     routed,
@@ -116,7 +140,11 @@ fn every_kernel_is_valid_in_every_language() {
                     activation: i as u32 + 1,
                     ..plain
                 };
-                translate(&format!("{variant:?}"), &text(variant));
+                let languages = match shape {
+                    Shape::Matrix { side, .. } => Languages::Matrices { metal: side == 8 },
+                    _ => Languages::All,
+                };
+                translate(&format!("{variant:?}"), &text(variant), languages);
             }
         }
     }

@@ -16,7 +16,7 @@ fn open(precision: Precision) -> Option<WgpuDevice> {
         eprintln!("skipped: no Vulkan adapter");
         return None;
     };
-    Some(WgpuDevice::new(adapter, WgpuOptions { precision }).unwrap())
+    Some(WgpuDevice::new(adapter, WgpuOptions { precision, ..WgpuOptions::default() }).unwrap())
 }
 
 /// The first adapter in f32, or none: then the test says that it was skipped.
