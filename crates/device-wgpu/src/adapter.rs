@@ -18,6 +18,30 @@ pub enum AdapterKind {
     Other,
 }
 
+/// What kernels find on an adapter: it decides which of them run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Arithmetic in f16.
+    pub f16: bool,
+    /// Fewest and most lanes of a subgroup, where there are any.
+    pub subgroups: Option<(u32, u32)>,
+    /// Whether compiled kernels can be kept on the disk.
+    pub pipeline_cache: bool,
+    /// The largest buffer: a slot or a tensor is one.
+    pub buffer_bytes: u64,
+    /// The most bytes that a kernel sees of a buffer; larger weights are taken in parts.
+    pub binding_bytes: u64,
+    /// What windows of buffers are aligned to, in bytes.
+    pub offset_align: u32,
+    /// Memory that the threads of a workgroup share.
+    pub workgroup_bytes: u32,
+    /// Threads of a workgroup.
+    pub workgroup_threads: u32,
+    /// Sides and types of the matrix units' products, in words.
+    pub matrices: Vec<String>,
+}
+
 /// A graphics adapter of this machine.
 #[derive(Clone, Debug)]
 pub struct Adapter {
@@ -73,6 +97,11 @@ impl Adapter {
         })
     }
 
+    /// The API's own adapter.
+    pub fn wgpu(&self) -> &wgpu::Adapter {
+        &self.inner
+    }
+
     /// Its name, as the driver tells it.
     pub fn name(&self) -> &str {
         &self.info.name
@@ -111,6 +140,28 @@ impl Adapter {
             listed.iter().filter(square).any(|p| p.ab_type == F16 && p.cr_type == F32)
         };
         [16, 8].into_iter().find(|&side| has(side))
+    }
+
+    /// What kernels find on it.
+    pub fn capabilities(&self) -> Capabilities {
+        let (features, limits) = (self.inner.features(), self.inner.limits());
+        let has = |feature| features.contains(feature);
+        let subgroups = has(wgpu::Features::SUBGROUP);
+        let matrices = self.inner.cooperative_matrix_properties();
+        let matrix = |m: &wgpu::CooperativeMatrixProperties| {
+            format!("{}x{}x{} {:?}, sums {:?}", m.m_size, m.n_size, m.k_size, m.ab_type, m.cr_type)
+        };
+        Capabilities {
+            f16: has(wgpu::Features::SHADER_F16),
+            subgroups: subgroups.then_some((self.info.subgroup_min_size, self.info.subgroup_max_size)),
+            pipeline_cache: has(wgpu::Features::PIPELINE_CACHE),
+            buffer_bytes: limits.max_buffer_size,
+            binding_bytes: limits.max_storage_buffer_binding_size,
+            offset_align: limits.min_storage_buffer_offset_alignment,
+            workgroup_bytes: limits.max_compute_workgroup_storage_size,
+            workgroup_threads: limits.max_compute_invocations_per_workgroup,
+            matrices: matrices.iter().map(matrix).collect(),
+        }
     }
 
     pub(crate) fn info(&self) -> &wgpu::AdapterInfo {

@@ -1,24 +1,29 @@
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use turbospark_device::{Buffer, Device, DeviceError, Mapping, Op, Precision, Recorded, View};
+use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Op, Precision, Recorded, View};
 
-use crate::Adapter;
+use crate::clock::Clock;
 use crate::encode::Encoder;
 use crate::memory::{Memory, next_id};
 use crate::ops;
 use crate::plan::Plan;
+use crate::trust::{Kept, experimental};
+use crate::{Adapter, AdapterKind};
 
 /// How a [`WgpuDevice`] is made.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct WgpuOptions {
     /// Whether inputs of matrix products may be rounded to f16, where the adapter multiplies it.
     pub precision: Precision,
     /// Leave the adapter's matrix units alone, to compare.
     pub no_matrix_units: bool,
+    /// Folder for compiled kernels, where the API has a place for them; without it they are compiled in every process.
+    pub cache: Option<PathBuf>,
 }
 
 /// A GPU, or any other adapter of the graphics API.
@@ -32,6 +37,7 @@ pub struct WgpuOptions {
 /// # Ok::<(), turbospark_device::DeviceError>(())
 /// ```
 pub struct WgpuDevice {
+    kind: AdapterKind,
     gpu: Gpu,
     encoder: Mutex<Encoder>,
 }
@@ -61,7 +67,10 @@ pub(crate) struct Gpu {
 static DEVICES: AtomicUsize = AtomicUsize::new(0);
 
 /// What kernels use where an adapter has it.
-const WANTED: wgpu::Features = wgpu::Features::SHADER_F16.union(wgpu::Features::SUBGROUP)
+const WANTED: wgpu::Features = wgpu::Features::SHADER_F16
+    .union(wgpu::Features::SUBGROUP)
+    .union(wgpu::Features::PIPELINE_CACHE)
+    .union(wgpu::Features::TIMESTAMP_QUERY)
     .union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
 
 impl WgpuDevice {
@@ -75,16 +84,19 @@ impl WgpuDevice {
             label: Some("turbospark"),
             required_features: (has & WANTED) | wgpu::Features::IMMEDIATES,
             required_limits: adapter.inner.limits(),
-            // SAFETY: what is experimental is cooperative matrices, in kernels of this crate alone; they are validated and
-            // keep within their arrays, and an option leaves them out.
-            #[allow(unsafe_code, reason = "the only way to matrix units")]
-            experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
+            experimental_features: experimental(),
             ..Default::default()
         };
         if !has.contains(wgpu::Features::IMMEDIATES) {
             return Err(DeviceError::Unsupported(format!("{adapter} takes no parameters of kernels")));
         }
-        let opened = pollster::block_on(adapter.inner.request_device(&descriptor));
+        let mut opened = pollster::block_on(adapter.inner.request_device(&descriptor));
+        if opened.is_err() {
+            // A driver may list what it then refuses.
+            let features = descriptor.required_features - wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
+            let plain = wgpu::DeviceDescriptor { required_features: features, ..descriptor };
+            opened = pollster::block_on(adapter.inner.request_device(&plain));
+        }
         let (device, queue) = opened.map_err(|e| DeviceError::Unsupported(format!("{adapter}: {e}")))?;
         Self::with_device(adapter, device, queue, options)
     }
@@ -140,7 +152,39 @@ impl WgpuDevice {
             linear: crate::linear::Shared::default(),
             failure,
         };
-        Ok(WgpuDevice { gpu, encoder: Mutex::new(Encoder::default()) })
+        let kept = options.cache.and_then(|folder| Kept::open(&gpu.device, info, &folder));
+        Ok(WgpuDevice { kind: adapter.kind(), gpu, encoder: Mutex::new(Encoder::new(kept)) })
+    }
+
+    /// Name and WGSL of every kernel that was compiled so far: they are compiled when an op first needs them.
+    pub fn kernels(&self) -> Vec<(&'static str, String)> {
+        self.encoder.lock().unwrap_or_else(PoisonError::into_inner).pipelines.texts()
+    }
+
+    /// How long the adapter was busy with what `run` submits, by its own clock; `None` where it has none.
+    ///
+    /// # Errors
+    /// `run`'s, or when the device is lost.
+    pub fn timed(&self, run: impl FnOnce() -> Result<(), DeviceError>) -> Result<Option<Duration>, DeviceError> {
+        let encoder = || self.encoder.lock().unwrap_or_else(PoisonError::into_inner);
+        encoder().clock = Clock::new(&self.gpu);
+        let done = run();
+        let clock = encoder().clock.take();
+        done.and_then(|()| clock.map(|c| c.read(&self.gpu)).transpose())
+    }
+
+    pub(crate) fn adapter_kind(&self) -> AdapterKind {
+        self.kind
+    }
+
+    /// The most bytes that a kernel may see of a buffer.
+    pub(crate) fn most_bytes(&self) -> u64 {
+        self.gpu.limits.max_storage_buffer_binding_size.min(self.gpu.limits.max_buffer_size)
+    }
+
+    /// Whether matrix products take f16: where that may be, and the adapter has it.
+    pub(crate) fn multiplies_f16(&self) -> bool {
+        self.gpu.small_tiles()
     }
 
     fn submit(&self, plan: &mut Plan<'_>) -> Result<(), DeviceError> {
@@ -161,6 +205,11 @@ impl Gpu {
             Some(message) => Err(DeviceError::Failed(format!("{}: {message}", self.name))),
             None => Ok(()),
         }
+    }
+
+    /// Whether tiles in workgroup memory are f16: where rounding is allowed, and the adapter has the type.
+    pub fn small_tiles(&self) -> bool {
+        self.precision == Precision::Auto && self.features.contains(wgpu::Features::SHADER_F16)
     }
 
     /// Waits for a submission, or for the device to be lost.
@@ -243,5 +292,9 @@ impl Device for WgpuDevice {
             })?;
         }
         self.submit(&mut plan)
+    }
+
+    fn limits(&self) -> Result<Option<Limits>, DeviceError> {
+        crate::limits::measure(self).map(Some)
     }
 }

@@ -4,10 +4,12 @@ use std::collections::HashMap;
 
 use turbospark_device::DeviceError;
 
+use crate::clock::Clock;
 use crate::device::Gpu;
 use crate::memory::next_id;
 use crate::pipelines::Pipelines;
 use crate::plan::{Place, Plan, Window};
+use crate::trust::Kept;
 
 /// What submissions share: compiled kernels, bind groups, work space.
 #[derive(Debug, Default)]
@@ -16,6 +18,8 @@ pub(crate) struct Encoder {
     groups: HashMap<GroupKey, wgpu::BindGroup>,
     tables: Option<(u64, wgpu::Buffer)>,
     temp: Option<(u64, wgpu::Buffer)>,
+    /// Times submissions while it is here.
+    pub clock: Option<Clock>,
 }
 
 /// Which bindings are written, and the number, offset and size of each buffer.
@@ -43,6 +47,11 @@ fn grown(
 }
 
 impl Encoder {
+    /// With what earlier processes compiled.
+    pub fn new(kept: Option<Kept>) -> Self {
+        Encoder { pipelines: Pipelines::kept(kept), ..Encoder::default() }
+    }
+
     /// Submits a plan.
     ///
     /// # Errors
@@ -62,7 +71,8 @@ impl Encoder {
         }
         let mut encoder = gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("pass") });
         {
-            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+            let timestamp_writes = self.clock.as_mut().and_then(Clock::next);
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes });
             for d in &plan.dispatches {
                 let pipeline = self.pipelines.get(&gpu.device, d.source, &d.key)?;
                 let resolved: Vec<_> = d.windows.iter().map(|w| resolve(w, &tables, &temp)).collect();

@@ -58,12 +58,11 @@ pub(crate) struct Key {
 /// The whole text of a kernel.
 pub(crate) fn compose(source: &Source, key: &Key) -> String {
     let mut text = String::new();
-    if key.f16 {
-        text += "enable f16;\n";
-    }
     if key.matrices {
         text += "enable wgpu_cooperative_matrix;\n";
     }
+    // What tiles in workgroup memory are made of.
+    text += if key.f16 { F16 } else { F32 };
     for (name, value) in &key.constants {
         let _ = writeln!(text, "const {name}: u32 = {value}u;");
     }
@@ -99,6 +98,12 @@ pub(crate) fn compose(source: &Source, key: &Key) -> String {
     }
     text + source.text
 }
+
+const F32: &str = "alias Small = f32;\nfn small(x: f32) -> f32 { return x; }\n";
+
+// What f16 can't hold becomes the largest that it can, and no infinity.
+const F16: &str =
+    "enable f16;\nalias Small = f16;\nfn small(x: f32) -> f16 { return f16(clamp(x, -65504.0, 65504.0)); }\n";
 
 const BYTES: &str = "
 fn NAME_word(at: u32) -> u32 {

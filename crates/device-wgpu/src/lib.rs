@@ -10,14 +10,17 @@
 #![deny(missing_docs)]
 
 mod adapter;
+mod clock;
 mod device;
 mod encode;
 mod kernel;
+mod limits;
 mod linear;
 mod memory;
 mod ops;
 mod pipelines;
 mod plan;
+mod trust;
 
-pub use adapter::{Adapter, AdapterKind};
+pub use adapter::{Adapter, AdapterKind, Capabilities};
 pub use device::{WgpuDevice, WgpuOptions};

@@ -156,7 +156,15 @@ impl<'d> Plan<'d> {
 
     /// A run of a kernel, whose bindings are given in order.
     pub fn kernel(&mut self, source: &'static Source) -> Run<'_, 'd> {
-        Run { plan: self, source, bindings: Vec::new(), windows: Vec::new(), constants: Vec::new(), f16: false, matrices: false }
+        Run {
+            plan: self,
+            source,
+            bindings: Vec::new(),
+            windows: Vec::new(),
+            constants: Vec::new(),
+            f16: false,
+            matrices: false,
+        }
     }
 }
 
@@ -231,7 +239,13 @@ impl Run<'_, '_> {
             let shares = |j: usize| self.bindings[j].2 && self.windows[j].place.is(&self.windows[i].place);
             self.bindings[i].2 = (0..self.bindings.len()).any(shares);
         }
-        let key = Key { name: self.source.name, bindings: self.bindings, constants: self.constants, f16: self.f16, matrices: self.matrices };
+        let key = Key {
+            name: self.source.name,
+            bindings: self.bindings,
+            constants: self.constants,
+            f16: self.f16,
+            matrices: self.matrices,
+        };
         let words = words.to_vec();
         self.plan.dispatches.push(Dispatch { source: self.source, key, windows: self.windows, words, grid });
         Ok(())

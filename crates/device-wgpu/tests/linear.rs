@@ -74,7 +74,14 @@ struct Apart {
 }
 
 impl Apart {
-    fn new(d: &dyn Device, seed: u64, form: ScaledForm, scales: DType, biased: bool, [m, n, at]: [usize; 3]) -> (Self, Vec<f32>) {
+    fn new(
+        d: &dyn Device,
+        seed: u64,
+        form: ScaledForm,
+        scales: DType,
+        biased: bool,
+        [m, n, at]: [usize; 3],
+    ) -> (Self, Vec<f32>) {
         let mut codes = noise(seed, m * form.bytes(n));
         if form.code() == Code::E4M3 {
             // No NaN: sums of rows are compared.
@@ -169,12 +176,17 @@ fn a_row_has_the_same_bits_in_any_company() {
             (DType::Q4_K, WeightLayout::OutIn),
         ] {
             let k = if dtype.is_block() { 512 } else { k };
-            let w = if dtype.is_block() { put_bytes(d, &random_blocks(1, dtype, n * k)) } else { put(d, dtype, &random(1, n * k)) };
+            let w = if dtype.is_block() {
+                put_bytes(d, &random_blocks(1, dtype, n * k))
+            } else {
+                put(d, dtype, &random(1, n * k))
+            };
             let sides = if layout == WeightLayout::OutIn { [n, k] } else { [k, n] };
             let x = put_f32(d, &random(2, 150 * k));
             let run = |rows: std::ops::Range<usize>, prompt: bool, gated: bool| {
                 let out = d.alloc("out", 4 * rows.len() * n).unwrap();
-                let (x, y) = (x.view(0, DType::F32, [150, k]).rows(rows.clone()), out.view(0, DType::F32, [rows.len(), n]));
+                let (x, y) =
+                    (x.view(0, DType::F32, [150, k]).rows(rows.clone()), out.view(0, DType::F32, [rows.len(), n]));
                 let weight = w.view(0, dtype, sides);
                 let prompt_rows = if prompt { rows.len() } else { 0 };
                 submit(d, |pass| {
@@ -191,12 +203,20 @@ fn a_row_has_the_same_bits_in_any_company() {
                 let alone = run(3..4, false, gated);
                 for rows in [3..5, 0..4, 0..7, 0..9, 2..18, 1..22] {
                     let at = (3 - rows.start) * n;
-                    assert_eq!(run(rows.clone(), false, gated)[at..at + n], alone, "decoded, {dtype} {layout:?} {rows:?}");
+                    assert_eq!(
+                        run(rows.clone(), false, gated)[at..at + n],
+                        alone,
+                        "decoded, {dtype} {layout:?} {rows:?}"
+                    );
                 }
                 let alone = run(3..4, true, gated);
                 for rows in [0..20, 3..40, 0..70, 0..140] {
                     let at = (3 - rows.start) * n;
-                    assert_eq!(run(rows.clone(), true, gated)[at..at + n], alone, "prompt, {dtype} {layout:?} {rows:?}");
+                    assert_eq!(
+                        run(rows.clone(), true, gated)[at..at + n],
+                        alone,
+                        "prompt, {dtype} {layout:?} {rows:?}"
+                    );
                 }
             }
         }

@@ -2,6 +2,9 @@
 //!
 //! One test a folder of the set and device, so that a failure names both.
 
+#[cfg(feature = "device-wgpu")]
+mod support;
+
 use std::path::Path;
 
 use serde_json::Value;
@@ -184,18 +187,13 @@ mod cpu {
 #[cfg(feature = "device-wgpu")]
 mod gpu {
     use turbospark_device::Precision;
-    use turbospark_device_wgpu::{Adapter, WgpuDevice, WgpuOptions};
 
     use super::*;
 
     fn meets_its_goldens(folder: &str) {
-        let adapters = Adapter::all();
-        let Some(adapter) = adapters.first() else {
-            eprintln!("skipped: no Vulkan adapter");
-            return;
-        };
-        let device = WgpuDevice::new(adapter, WgpuOptions { precision: Precision::F32, ..WgpuOptions::default() }).unwrap();
-        folder_meets_its_goldens(&device, folder);
+        if let Some(device) = support::gpu(Precision::F32) {
+            folder_meets_its_goldens(&device, folder);
+        }
     }
 
     #[test]

@@ -120,6 +120,14 @@ fn on_the_processor_too() {
 }
 
 #[test]
+#[cfg(feature = "device-wgpu")]
+fn on_a_graphics_adapter_too() {
+    if let Some(device) = gpu(turbospark_device::Precision::F32) {
+        check(Arc::new(device));
+    }
+}
+
+#[test]
 fn a_file_that_is_cut_while_running_is_an_error_that_names_it() {
     let device: Arc<dyn Device> = Arc::new(ReferenceDevice);
     for (config, residency) in [

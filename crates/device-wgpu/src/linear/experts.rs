@@ -18,11 +18,9 @@ use crate::plan::{Plan, Window, refused, word};
 /// Experts that the kernel counts in workgroup memory.
 const MOST_EXPERTS: usize = 1024;
 
-const ROUTE: Source =
-    Source { name: "route", text: include_str!("../shaders/linear/route.wgsl"), includes: &[] };
+const ROUTE: Source = Source { name: "route", text: include_str!("../shaders/linear/route.wgsl"), includes: &[] };
 
-const COMBINE: Source =
-    Source { name: "combine", text: include_str!("../shaders/linear/combine.wgsl"), includes: &[] };
+const COMBINE: Source = Source { name: "combine", text: include_str!("../shaders/linear/combine.wgsl"), includes: &[] };
 
 /// Work space of the op: what an expert's first half gives, what the second gives, and the list of tiles.
 struct Space {
@@ -95,7 +93,15 @@ impl Weights {
     }
 
     /// `down(silu(gate x) * up x)` for slots, each to its own row of `y`.
-    fn plan(&self, plan: &mut Plan<'_>, x: &Rows, space: &Space, sides: Sides, slots: &Slots, tile: Option<u32>) -> Done {
+    fn plan(
+        &self,
+        plan: &mut Plan<'_>,
+        x: &Rows,
+        space: &Space,
+        sides: Sides,
+        slots: &Slots,
+        tile: Option<u32>,
+    ) -> Done {
         let inner = Rows::temp(space.inner.clone(), sides.width)?;
         let layer = |k, n, x: &Rows, a: &Weight, b: Option<&Weight>, out| Layer {
             rows: sides.slots,

@@ -112,8 +112,7 @@ impl Format {
 }
 
 /// The formats that have a grid of their own; `IQ1_M` has that of `IQ1_S`.
-const GRIDS: [DType; 6] =
-    [DType::IQ1_S, DType::IQ2_XXS, DType::IQ2_XS, DType::IQ2_S, DType::IQ3_XXS, DType::IQ3_S];
+const GRIDS: [DType; 6] = [DType::IQ1_S, DType::IQ2_XXS, DType::IQ2_XS, DType::IQ2_S, DType::IQ3_XXS, DType::IQ3_S];
 
 /// The grids, one after the other, four values to a word.
 pub(super) fn grids() -> Vec<u8> {
@@ -134,7 +133,9 @@ fn bytes(buffer: &str, align: u32) -> String {
         "words" => text!("bytes").to_owned(),
         other => {
             let own = text!("bytes").replace("$words", &format!("${other}"));
-            ["word", "half", "byte"].iter().fold(own, |text, f| text.replace(&format!("${f}("), &format!("${other}_{f}(")))
+            ["word", "half", "byte"]
+                .iter()
+                .fold(own, |text, f| text.replace(&format!("${f}("), &format!("${other}_{f}(")))
         }
     };
     functions.replace("ALIGN", &format!("{align}u"))

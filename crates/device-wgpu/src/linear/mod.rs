@@ -91,11 +91,7 @@ pub(crate) fn gated_matmul(plan: &mut Plan<'_>, op: &GatedMatmul<'_>) -> Done {
 }
 
 /// Some outputs of a weight.
-fn outputs_of<'a>(
-    weight: &LinearWeight<'a>,
-    layout: WeightLayout,
-    part: std::ops::Range<usize>,
-) -> LinearWeight<'a> {
+fn outputs_of<'a>(weight: &LinearWeight<'a>, layout: WeightLayout, part: std::ops::Range<usize>) -> LinearWeight<'a> {
     match (weight, layout) {
         (LinearWeight::View(v), WeightLayout::InOut) => v.narrow(1, part).into(),
         _ => weight.rows(part),

@@ -52,7 +52,9 @@ fn text(variant: Variant) -> String {
 enum Languages {
     All,
     /// Matrix units: not HLSL, and of the sides only 8 in MSL. The translator doesn't notice that.
-    Matrices { metal: bool },
+    Matrices {
+        metal: bool,
+    },
 }
 
 fn translate(what: &str, text: &str, languages: Languages) {
@@ -75,8 +77,7 @@ fn translate(what: &str, text: &str, languages: Languages) {
     if languages != Languages::All {
         return;
     }
-    let options =
-        hlsl::Options {
+    let options = hlsl::Options {
         shader_model: hlsl::ShaderModel::V6_2,
         fake_missing_bindings: true,
         immediates_target: Some(hlsl::BindTarget::default()),
@@ -109,7 +110,11 @@ fn every_kernel_is_valid_in_every_language() {
                 Shape::Gather { weighted: align == 1, add: true },
                 Shape::Rows { outputs: 2, batch: 1, threads: 64, subgroup: 2 * align },
             ] {
-                translate(&format!("{shape:?} of {format}"), &text(Variant { shape, a: (format, align), hard_half: align == 1, ..plain }), Languages::All);
+                translate(
+                    &format!("{shape:?} of {format}"),
+                    &text(Variant { shape, a: (format, align), hard_half: align == 1, ..plain }),
+                    Languages::All,
+                );
             }
         }
     }

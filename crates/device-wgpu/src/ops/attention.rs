@@ -6,19 +6,33 @@ use super::{Done, strides};
 use crate::kernel::{Form, Source};
 use crate::plan::{Plan, word};
 
-const ATTENTION: Source = Source {
-    name: "attention",
-    text: include_str!("../shaders/flash.wgsl"),
-    includes: &[include_str!("../shaders/attention.wgsl")],
-};
+const FLASH: &str = include_str!("../shaders/flash.wgsl");
+const SHARED: &str = include_str!("../shaders/row_shared.wgsl");
+const SHUFFLED: &str = include_str!("../shaders/row_shuffled.wgsl");
+const SEGMENTS: &str = include_str!("../shaders/attention.wgsl");
+
+const ATTENTION: Source = Source { name: "attention", text: FLASH, includes: &[SHARED, SEGMENTS] };
+const ATTENTION_SHUFFLED: Source = Source { name: "attention_shuffled", text: FLASH, includes: &[SHUFFLED, SEGMENTS] };
+pub(super) const PROMPT: Source = Source { name: "paged_prompt", text: FLASH, includes: &[SHARED, PAGED, CACHE] };
+pub(super) const PROMPT_SHUFFLED: Source =
+    Source { name: "paged_prompt_shuffled", text: FLASH, includes: &[SHUFFLED, PAGED, CACHE] };
+const PAGED: &str = include_str!("../shaders/paged_prompt.wgsl");
+const CACHE: &str = include_str!("../shaders/cache.wgsl");
 
 /// Queries of a tile.
 pub(super) const TILE: usize = 64;
 
-/// Columns of outputs a thread has, of sixteen threads, and keys whose values are in workgroup memory at a time.
+/// Columns of outputs a thread has, of sixteen threads, and keys whose values are in workgroup memory at a time: as many
+/// as four kilobytes hold.
 pub(super) fn columns(n: usize) -> (u32, u32) {
-    let columns = n.div_ceil(16) as u32;
-    (columns, if columns > 8 { 8 } else { 16 })
+    let columns = n.div_ceil(16).max(1) as u32;
+    let depth = [16, 8, 4, 2].into_iter().find(|depth| depth * columns * 64 <= 4096);
+    (columns, depth.unwrap_or(1))
+}
+
+/// The variant for this adapter: rows are sixteen threads, and a subgroup that holds a whole number of rows shuffles.
+pub(super) fn variant<'s>(plan: &Plan<'_>, shared: &'s Source, shuffled: &'s Source) -> &'s Source {
+    if plan.gpu.subgroups.0 >= 16 { shuffled } else { shared }
 }
 
 pub(super) fn attention(plan: &mut Plan<'_>, op: &Attention<'_>) -> Done {
@@ -38,7 +52,9 @@ pub(super) fn attention(plan: &mut Plan<'_>, op: &Attention<'_>) -> Done {
     }
     let (columns, depth) = columns(n);
     let tables = plan.tables();
-    plan.kernel(&ATTENTION)
+    let (source, f16) = (variant(plan, &ATTENTION, &ATTENTION_SHUFFLED), plan.gpu.small_tiles());
+    plan.kernel(source)
+        .with_f16(f16)
         .set("N", word(n)?)
         .set("COLUMNS", columns)
         .set("DEPTH", depth)

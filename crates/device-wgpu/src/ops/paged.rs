@@ -4,17 +4,12 @@ use turbospark_device::op::{PagedAttention, StoreKv};
 use turbospark_device::{DeviceError, Span, View};
 use turbospark_tensor::DType;
 
-use super::attention::{TILE, columns};
+use super::attention::{PROMPT, PROMPT_SHUFFLED, TILE, columns, variant};
 use super::{Done, WG, groups, strides};
 use crate::kernel::{Form, Source};
 use crate::plan::{At, Plan, word};
 
 const STORE: Source = Source { name: "store_kv", text: include_str!("../shaders/store_kv.wgsl"), includes: &[] };
-const PROMPT: Source = Source {
-    name: "paged_prompt",
-    text: include_str!("../shaders/flash.wgsl"),
-    includes: &[include_str!("../shaders/paged_prompt.wgsl"), include_str!("../shaders/cache.wgsl")],
-};
 const DECODE: Source = Source {
     name: "paged_decode",
     text: include_str!("../shaders/paged_decode.wgsl"),
@@ -108,17 +103,19 @@ fn prompt(plan: &mut Plan<'_>, op: &PagedAttention<'_>) -> Done {
         v.at.at,
         word(kv_heads)?,
         word(heads / kv_heads)?,
-        word(op.page_len)?,
         out.at,
         out_row,
         out_head,
     ];
     let (columns, depth) = columns(n);
     let tables = plan.tables();
-    plan.kernel(&PROMPT)
+    let (source, f16) = (variant(plan, &PROMPT, &PROMPT_SHUFFLED), plan.gpu.small_tiles());
+    plan.kernel(source)
+        .with_f16(f16)
         .set("N", word(n)?)
         .set("COLUMNS", columns)
         .set("DEPTH", depth)
+        .set("PAGE", word(op.page_len)?)
         .set("QUANTISED", k.quantised)
         .read("tables", Form::U32, &tables)
         .read("pages", Form::I32, &pages.window)
@@ -171,12 +168,13 @@ fn decode_rows(plan: &mut Plan<'_>, op: &PagedAttention<'_>, pages: &At, rows: &
         (plan.view(&op.q)?, cached(plan, &op.k_cache)?, cached(plan, &op.v_cache)?, plan.view(&op.out)?);
     let ([q_row, q_head], [out_row, out_head]) = (strides(&op.q)?, strides(&op.out)?);
     let list = plan.table(list);
-    let words = [list, op.scale.to_bits(), q.at, q_row, q_head, k.at.at, v.at.at, word(kv_heads)?, word(op.page_len)?];
+    let words = [list, op.scale.to_bits(), q.at, q_row, q_head, k.at.at, v.at.at, word(kv_heads)?];
     let tables = plan.tables();
     plan.kernel(&DECODE)
         .set("N", word(n)?)
         .set("GROUP", word(heads / kv_heads)?)
         .set("SPLIT", SPLIT as u32)
+        .set("PAGE", word(op.page_len)?)
         .set("QUANTISED", k.quantised)
         .read("tables", Form::U32, &tables)
         .read("pages", Form::I32, &pages.window)

@@ -24,6 +24,6 @@ fn value_element(i: u32) -> f32 {
 
 // The first element of a head of index `t` of the sequence whose pages begin at `pages`.
 fn cached(first_page: u32, t: u32, kv_head: u32) -> u32 {
-    let slot = u32(pages[first_page + t / p.page_len]) * p.page_len + t % p.page_len;
+    let slot = u32(pages[first_page + t / PAGE]) * PAGE + t % PAGE;
     return (slot * p.kv_heads + kv_head) * N;
 }

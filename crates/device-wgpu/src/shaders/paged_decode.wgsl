@@ -6,7 +6,7 @@
 struct Params {
     rows: u32, scale: f32,
     q_at: u32, q_row: u32, q_head: u32,
-    k_at: u32, v_at: u32, kv_heads: u32, page_len: u32,
+    k_at: u32, v_at: u32, kv_heads: u32,
 }
 var<immediate> p: Params;
 
@@ -14,8 +14,9 @@ const BLOCK: u32 = 64u;
 const CHUNK: u32 = 32u;
 // Heads a thread has scores of; the other threads of a key have the rest.
 const MINE: u32 = (GROUP + 3u) / 4u;
-// Outputs a thread has.
+// Outputs a thread has; of one place in different heads where SAME is set.
 const OUTPUTS: u32 = (GROUP * N + 255u) / 256u;
+const SAME: u32 = select(0u, 1u, 256u % N == 0u);
 
 var<workgroup> queries: array<f32, GROUP * N>;
 var<workgroup> keys: array<f32, 64u * 33u>;
@@ -88,16 +89,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             for (var i = 0u; i < some; i++) { sum += scores[lane * 64u + i]; }
             totals[lane] = fma(totals[lane], factors[lane], sum);
         }
-        for (var i = 0u; i < OUTPUTS; i++) {
-            let o = lane + 256u * i;
-            if o >= GROUP * N { continue; }
-            let h = o / N;
-            let d = o % N;
-            var sum = 0.0;
-            for (var t = 0u; t < some; t++) {
-                sum = fma(scores[h * 64u + t], value_element(cached(first_page, k0 + t, kv_head) + d), sum);
+        for (var i = 0u; i < OUTPUTS; i++) { acc[i] *= factors[min((lane + 256u * i) / N, GROUP - 1u)]; }
+        for (var t = 0u; t < some; t++) {
+            let value = cached(first_page, k0 + t, kv_head);
+            var x = 0.0;
+            if SAME == 1u && lane < GROUP * N { x = value_element(value + lane % N); }
+            for (var i = 0u; i < OUTPUTS; i++) {
+                let o = lane + 256u * i;
+                if o >= GROUP * N { continue; }
+                if SAME == 0u { x = value_element(value + o % N); }
+                acc[i] = fma(scores[(o / N) * 64u + t], x, acc[i]);
             }
-            acc[i] = fma(acc[i], factors[h], sum);
         }
     }
     workgroupBarrier();

@@ -3,7 +3,7 @@
 struct Params {
     tiles: u32, scale: f32,
     q_at: u32, q_row: u32, q_head: u32,
-    k_at: u32, v_at: u32, kv_heads: u32, shared_by: u32, page_len: u32,
+    k_at: u32, v_at: u32, kv_heads: u32, shared_by: u32,
     out_at: u32, out_row: u32, out_head: u32,
 }
 var<immediate> p: Params;
