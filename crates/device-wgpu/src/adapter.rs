@@ -128,6 +128,20 @@ impl Adapter {
         }
     }
 
+    /// Side of the squares that its matrix units multiply, f16 times f16 into f32, if a device of these features may.
+    pub(crate) fn matrix_side(&self, features: wgpu::Features) -> Option<u32> {
+        use wgpu::CooperativeScalarType::{F16, F32};
+        if !features.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX | wgpu::Features::SHADER_F16) {
+            return None;
+        }
+        let listed = self.inner.cooperative_matrix_properties();
+        let has = |side: u32| {
+            let square = |p: &&wgpu::CooperativeMatrixProperties| [p.m_size, p.n_size, p.k_size] == [side; 3];
+            listed.iter().filter(square).any(|p| p.ab_type == F16 && p.cr_type == F32)
+        };
+        [16, 8].into_iter().find(|&side| has(side))
+    }
+
     /// What kernels find on it.
     pub fn capabilities(&self) -> Capabilities {
         let (features, limits) = (self.inner.features(), self.inner.limits());
@@ -148,16 +162,6 @@ impl Adapter {
             workgroup_threads: limits.max_compute_invocations_per_workgroup,
             matrices: matrices.iter().map(matrix).collect(),
         }
-    }
-
-    /// Whether it multiplies 16 x 16 matrices of f16 and sums in f32: the one size that kernels use.
-    pub(crate) fn has_matrices(&self) -> bool {
-        use wgpu::CooperativeScalarType::{F16, F32};
-        let fits = |m: &wgpu::CooperativeMatrixProperties| {
-            (m.m_size, m.n_size, m.k_size) == (16, 16, 16) && (m.ab_type, m.cr_type) == (F16, F32)
-        };
-        self.inner.features().contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX | wgpu::Features::SHADER_F16)
-            && self.inner.cooperative_matrix_properties().iter().any(fits)
     }
 
     pub(crate) fn info(&self) -> &wgpu::AdapterInfo {

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Op, Precision, Recorded, View};
 
+use crate::clock::Clock;
 use crate::encode::Encoder;
 use crate::memory::Memory;
 use crate::ops;
 use crate::plan::Plan;
-use crate::trust::{Kept, matrix_units};
+use crate::trust::{Kept, experimental};
 use crate::{Adapter, AdapterKind};
 
 /// How a [`WgpuDevice`] is made.
@@ -19,6 +20,8 @@ use crate::{Adapter, AdapterKind};
 pub struct WgpuOptions {
     /// Whether inputs of matrix products may be rounded to f16, where the adapter multiplies it.
     pub precision: Precision,
+    /// Leave the adapter's matrix units alone, to compare.
+    pub no_matrix_units: bool,
     /// Folder for compiled kernels, where the API has a place for them; without it they are compiled in every process.
     pub cache: Option<PathBuf>,
 }
@@ -51,12 +54,14 @@ pub(crate) struct Gpu {
     pub features: wgpu::Features,
     /// Fewest and most lanes of a subgroup; zero without them.
     pub subgroups: (u32, u32),
-    /// Whether a subgroup of 32 multiplies 16 x 16 matrices of f16 and sums in f32.
-    pub matrices: bool,
     pub precision: Precision,
+    pub backend: wgpu::Backend,
+    /// Side of the squares that matrix units multiply, f16 times f16 into f32, where products may be rounded so.
+    pub matrix_side: Option<u32>,
     pub read_back: Mutex<Option<wgpu::Buffer>>,
     /// Bytes of all buffers that were allocated and live.
     pub used: Arc<AtomicU64>,
+    pub linear: crate::linear::Shared,
     failure: Arc<Mutex<Option<String>>>,
 }
 
@@ -64,15 +69,15 @@ pub(crate) struct Gpu {
 static DEVICES: AtomicUsize = AtomicUsize::new(0);
 
 /// What kernels use where an adapter has it.
-const WANTED: wgpu::Features =
-    wgpu::Features::SHADER_F16.union(wgpu::Features::SUBGROUP).union(wgpu::Features::PIPELINE_CACHE);
+const WANTED: wgpu::Features = wgpu::Features::SHADER_F16
+    .union(wgpu::Features::SUBGROUP)
+    .union(wgpu::Features::PIPELINE_CACHE)
+    .union(wgpu::Features::TIMESTAMP_QUERY)
+    .union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
 
 /// Multiplications and additions of a submission, about: a tenth of a second of a fast adapter, a few seconds of a slow
 /// one, after which some systems take it for hung. A decoded token has far fewer.
 const MOST_WORK: f64 = 4e12;
-
-/// Products of matrices that a subgroup holds together.
-const MATRICES: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
 
 impl WgpuDevice {
     /// Opens an adapter.
@@ -81,18 +86,23 @@ impl WgpuDevice {
     /// [`DeviceError::Unsupported`] when it has no compute, or the driver refuses.
     pub fn new(adapter: &Adapter, options: WgpuOptions) -> Result<Self, DeviceError> {
         let has = adapter.inner.features();
-        let matrices = if adapter.has_matrices() { MATRICES } else { wgpu::Features::empty() };
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("turbospark"),
-            required_features: (has & WANTED) | wgpu::Features::IMMEDIATES | matrices,
-            experimental_features: if matrices.is_empty() { Default::default() } else { matrix_units() },
+            required_features: (has & WANTED) | wgpu::Features::IMMEDIATES,
             required_limits: adapter.inner.limits(),
+            experimental_features: experimental(),
             ..Default::default()
         };
         if !has.contains(wgpu::Features::IMMEDIATES) {
             return Err(DeviceError::Unsupported(format!("{adapter} takes no parameters of kernels")));
         }
-        let opened = pollster::block_on(adapter.inner.request_device(&descriptor));
+        let mut opened = pollster::block_on(adapter.inner.request_device(&descriptor));
+        if opened.is_err() {
+            // A driver may list what it then refuses.
+            let features = descriptor.required_features - wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
+            let plain = wgpu::DeviceDescriptor { required_features: features, ..descriptor };
+            opened = pollster::block_on(adapter.inner.request_device(&plain));
+        }
         let (device, queue) = opened.map_err(|e| DeviceError::Unsupported(format!("{adapter}: {e}")))?;
         Self::with_device(adapter, device, queue, options)
     }
@@ -130,6 +140,9 @@ impl WgpuDevice {
         let info = adapter.info();
         let has_subgroups = features.contains(wgpu::Features::SUBGROUP);
         let subgroups = if has_subgroups { (info.subgroup_min_size, info.subgroup_max_size) } else { (0, 0) };
+        let one_size = subgroups == (32, 32);
+        let rounds = options.precision == Precision::Auto && !options.no_matrix_units;
+        let matrix_side = adapter.matrix_side(features).filter(|_| one_size && rounds);
         let gpu = Gpu {
             name: format!("gpu ({adapter})"),
             owner: DEVICES.fetch_add(1, Ordering::Relaxed),
@@ -138,10 +151,12 @@ impl WgpuDevice {
             limits,
             features,
             subgroups,
-            matrices: features.contains(MATRICES) && subgroups == (32, 32) && adapter.has_matrices(),
             precision: options.precision,
+            backend: info.backend,
+            matrix_side,
             read_back: Mutex::new(None),
             used: Arc::default(),
+            linear: crate::linear::Shared::default(),
             failure,
         };
         let kept = options.cache.and_then(|folder| Kept::open(&gpu.device, info, &folder));
@@ -151,6 +166,18 @@ impl WgpuDevice {
     /// Name and WGSL of every kernel that was compiled so far: they are compiled when an op first needs them.
     pub fn kernels(&self) -> Vec<(&'static str, String)> {
         self.encoder.lock().unwrap_or_else(PoisonError::into_inner).pipelines.texts()
+    }
+
+    /// How long the adapter was busy with what `run` submits, by its own clock; `None` where it has none.
+    ///
+    /// # Errors
+    /// `run`'s, or when the device is lost.
+    pub fn timed(&self, run: impl FnOnce() -> Result<(), DeviceError>) -> Result<Option<Duration>, DeviceError> {
+        let encoder = || self.encoder.lock().unwrap_or_else(PoisonError::into_inner);
+        encoder().clock = Clock::new(&self.gpu);
+        let done = run();
+        let clock = encoder().clock.take();
+        done.and_then(|()| clock.map(|c| c.read(&self.gpu)).transpose())
     }
 
     pub(crate) fn adapter_kind(&self) -> AdapterKind {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use turbospark_device::DeviceError;
 
+use crate::clock::Clock;
 use crate::device::Gpu;
 use crate::memory::next_id;
 use crate::pipelines::Pipelines;
@@ -17,6 +18,8 @@ pub(crate) struct Encoder {
     groups: HashMap<GroupKey, wgpu::BindGroup>,
     tables: Option<(u64, wgpu::Buffer)>,
     temp: Option<(u64, wgpu::Buffer)>,
+    /// Times submissions while it is here.
+    pub clock: Option<Clock>,
 }
 
 /// Which bindings are written, and the number, offset and size of each buffer.
@@ -68,7 +71,8 @@ impl Encoder {
         }
         let mut encoder = gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("pass") });
         {
-            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+            let timestamp_writes = self.clock.as_mut().and_then(Clock::next);
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes });
             for d in &plan.dispatches {
                 let pipeline = self.pipelines.get(&gpu.device, d.source, &d.key)?;
                 let resolved: Vec<_> = d.windows.iter().map(|w| resolve(w, &tables, &temp)).collect();

@@ -26,6 +26,8 @@ pub(crate) enum Form {
     F32,
     /// `array<vec4<f32>>`.
     Vec4,
+    /// `array<vec4<f16>>`.
+    Half4,
     /// `array<u32>`.
     U32,
     /// `array<vec4<u32>>`.
@@ -49,15 +51,14 @@ pub(crate) struct Key {
     pub constants: Vec<(&'static str, u32)>,
     /// Whether the text uses the type `f16`.
     pub f16: bool,
-    /// Whether it uses matrices that a subgroup holds together.
-    pub matrix: bool,
+    /// Whether it uses matrix units.
+    pub matrices: bool,
 }
 
 /// The whole text of a kernel.
 pub(crate) fn compose(source: &Source, key: &Key) -> String {
     let mut text = String::new();
-    // Extensions come first.
-    if key.matrix {
+    if key.matrices {
         text += "enable wgpu_cooperative_matrix;\n";
     }
     // What tiles in workgroup memory are made of.
@@ -70,6 +71,7 @@ pub(crate) fn compose(source: &Source, key: &Key) -> String {
         let element = match form {
             Form::F32 => "f32",
             Form::Vec4 => "vec4<f32>",
+            Form::Half4 => "vec4<f16>",
             Form::UVec4 => "vec4<u32>",
             Form::I32 => "i32",
             Form::Atomic => "atomic<u32>",

@@ -13,6 +13,7 @@
 extern crate self as turbospark_device_wgpu;
 
 mod adapter;
+mod clock;
 mod device;
 mod encode;
 mod kernel;

@@ -163,7 +163,7 @@ impl<'d> Plan<'d> {
             windows: Vec::new(),
             constants: Vec::new(),
             f16: false,
-            matrix: false,
+            matrices: false,
         }
     }
 }
@@ -176,7 +176,7 @@ pub(crate) struct Run<'p, 'd> {
     windows: Vec<Window>,
     constants: Vec<(&'static str, u32)>,
     f16: bool,
-    matrix: bool,
+    matrices: bool,
 }
 
 impl Run<'_, '_> {
@@ -200,15 +200,15 @@ impl Run<'_, '_> {
         self
     }
 
-    /// Lets the text use the type `f16`.
-    pub fn with_f16(mut self, f16: bool) -> Self {
-        self.f16 = f16;
+    /// Lets the text use matrix units.
+    pub fn with_matrices(mut self, matrices: bool) -> Self {
+        self.matrices = matrices;
         self
     }
 
-    /// Lets the text use matrices that a subgroup holds together.
-    pub fn with_matrix(mut self, matrix: bool) -> Self {
-        self.matrix = matrix;
+    /// Lets the text use the type `f16`.
+    pub fn with_f16(mut self, f16: bool) -> Self {
+        self.f16 = f16;
         self
     }
 
@@ -243,7 +243,7 @@ impl Run<'_, '_> {
             bindings: self.bindings,
             constants: self.constants,
             f16: self.f16,
-            matrix: self.matrix,
+            matrices: self.matrices,
         };
         let words = words.to_vec();
         self.plan.dispatches.push(Dispatch { source: self.source, key, windows: self.windows, words, grid });

@@ -1,4 +1,5 @@
-//! What the API takes on trust: kernels whose loops end, compiled kernels from the disk, and matrix units.
+//! What the API takes on trust: kernels whose loops end, compiled kernels from the disk, and features that it still calls
+//! experimental.
 #![allow(unsafe_code)]
 
 use std::io::Write;
@@ -13,10 +14,10 @@ pub(crate) fn shader_module(device: &wgpu::Device, name: &str, text: String) -> 
     unsafe { device.create_shader_module_trusted(descriptor, checks) }
 }
 
-/// Matrix units, which the API still calls experimental.
-pub(crate) fn matrix_units() -> wgpu::ExperimentalFeatures {
-    // SAFETY: what may go wrong with them is what a kernel does with them. Ours load and store whole matrices within
-    // workgroup memory, in flow that all threads of a subgroup share.
+/// Leave to use matrix units.
+pub(crate) fn experimental() -> wgpu::ExperimentalFeatures {
+    // SAFETY: of what is experimental this crate asks for cooperative matrices alone, in kernels of its own that the API
+    // validates; an option leaves them out.
     unsafe { wgpu::ExperimentalFeatures::enabled() }
 }
 

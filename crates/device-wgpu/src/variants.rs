@@ -19,10 +19,10 @@ fn nothing(subgroups: u32, matrices: bool) -> WgpuDevice {
     let instance = wgpu::Instance::new(descriptor);
     let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::NOOP));
     let adapter = Adapter::new(adapters.into_iter().next().expect("it is compiled in"));
-    let options = WgpuOptions { precision: Precision::Auto, cache: None };
+    let options = WgpuOptions { precision: Precision::Auto, ..WgpuOptions::default() };
     let mut device = WgpuDevice::new(&adapter, options).unwrap();
     device.gpu.subgroups = (subgroups, subgroups);
-    device.gpu.matrices = matrices;
+    device.gpu.matrix_side = matrices.then_some(16);
     device.gpu.limits.max_compute_workgroup_storage_size = 48 << 10;
     device
 }

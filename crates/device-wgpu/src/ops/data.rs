@@ -102,11 +102,3 @@ pub(super) fn zero(plan: &mut Plan<'_>, op: &Zero<'_>) -> Done {
         .write("out", Form::U32, &out.window)
         .over(&[first, words, out.at, end], groups(words as usize))
 }
-
-/// Zeros in f32 rows that may have gaps between them.
-pub(super) fn zero_rows(plan: &mut Plan<'_>, out: &View<'_>) -> Done {
-    if out.is_dense() {
-        return zero(plan, &Zero { out: *out });
-    }
-    (0..out.dim(0)).try_for_each(|r| zero(plan, &Zero { out: out.rows(r..r + 1) }))
-}

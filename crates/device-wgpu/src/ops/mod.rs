@@ -63,12 +63,3 @@ pub(crate) fn strides(v: &View<'_>) -> Result<[u32; 2], DeviceError> {
     let of = |axis: usize| if axis + 1 < rank { word(v.stride(axis)) } else { Ok(0) };
     Ok([of(0)?, of(1)?])
 }
-
-/// `out = residual`, or zeros: where an op that adds up begins.
-pub(crate) fn start(plan: &mut Plan<'_>, residual: Option<&View<'_>>, out: &View<'_>) -> Done {
-    let Some(from) = residual else {
-        return data::zero_rows(plan, out);
-    };
-    let same = std::ptr::eq(from.buffer(), out.buffer()) && from.offset_bytes() == out.offset_bytes();
-    if same { Ok(()) } else { data::copy(plan, &turbospark_device::op::Copy { from: *from, to: *out }) }
-}

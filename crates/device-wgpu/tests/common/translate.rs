@@ -35,7 +35,11 @@ pub fn text(name: &str, text: &str) {
 }
 
 fn capabilities() -> Capabilities {
-    Capabilities::IMMEDIATES | Capabilities::SHADER_FLOAT16 | Capabilities::SUBGROUP | Capabilities::COOPERATIVE_MATRIX
+    Capabilities::IMMEDIATES
+        | Capabilities::SHADER_FLOAT16
+        | Capabilities::SHADER_FLOAT16_IN_FLOAT32
+        | Capabilities::SUBGROUP
+        | Capabilities::COOPERATIVE_MATRIX
 }
 
 fn spirv(name: &str, module: &naga::Module, info: &ModuleInfo, matrices: bool) {

@@ -252,5 +252,5 @@ pub fn gpu(precision: turbospark_device::Precision) -> Option<turbospark_device_
         eprintln!("skipped: no Vulkan adapter");
         return None;
     };
-    Some(WgpuDevice::new(adapter, WgpuOptions { precision, cache: None }).unwrap())
+    Some(WgpuDevice::new(adapter, WgpuOptions { precision, ..WgpuOptions::default() }).unwrap())
 }
