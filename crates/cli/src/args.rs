@@ -82,9 +82,13 @@ impl ModelArgs {
 /// What runs the model, and in which numbers.
 #[derive(Args)]
 pub struct DeviceArgs {
-    /// What runs the model: auto or cpu
+    /// What runs the model: auto, cpu or gpu
     #[arg(long, default_value = "auto", value_parser = str::parse::<DeviceChoice>)]
     device: DeviceChoice,
+    /// Which graphics adapter, by a part of its name or its number in `inspect --adapters` [default: the first that is
+    /// hardware]
+    #[arg(long, value_name = "NAME|N")]
+    adapter: Option<String>,
     /// Worker threads [default: the machine's cores]
     #[arg(long, value_name = "N", value_parser = |s: &str| count(s, 1..=1024))]
     threads: Option<usize>,
@@ -114,6 +118,7 @@ impl DeviceArgs {
     pub fn options(&self) -> LoadOptions {
         LoadOptions {
             device: self.device,
+            adapter: self.adapter.clone(),
             threads: self.threads,
             precision: self.precision.unwrap_or_default(),
             quant: self.quant,

@@ -39,6 +39,9 @@ pub enum DeviceError {
     /// Whoever asked for the pass wants it no longer.
     #[error("cancelled")]
     Cancelled,
+    /// The device was lost, or its driver refused something that was thought to be right.
+    #[error("{0}")]
+    Failed(String),
     /// The options don't fit this device or machine.
     #[error("{0}")]
     Unsupported(String),

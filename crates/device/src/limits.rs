@@ -31,6 +31,8 @@ pub enum Inputs {
     F32,
     /// bf16, summed in f32.
     Bf16,
+    /// f16, summed in f32.
+    F16,
     /// 8-bit integers, summed in 32 bit.
     Int8,
 }
@@ -61,6 +63,7 @@ impl Inputs {
         match self {
             Inputs::F32 => "f32",
             Inputs::Bf16 => "bf16",
+            Inputs::F16 => "f16",
             Inputs::Int8 => "int8",
         }
     }

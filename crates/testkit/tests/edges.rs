@@ -10,6 +10,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("turbospark-weights", &["turbospark-tensor"]),
     ("turbospark-device", &["turbospark-tensor"]),
     ("turbospark-device-cpu", &["turbospark-device", "turbospark-tensor"]),
+    ("turbospark-device-wgpu", &["turbospark-device", "turbospark-tensor"]),
     ("turbospark-models", &["turbospark-device", "turbospark-weights", "turbospark-tensor"]),
     ("turbospark-vision", &["turbospark-tensor"]),
     ("turbospark-text", &["turbospark-tensor"]),
@@ -22,6 +23,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "turbospark-weights",
             "turbospark-device",
             "turbospark-device-cpu",
+            "turbospark-device-wgpu",
             "turbospark-tensor",
         ],
     ),
@@ -70,6 +72,7 @@ fn unsafe_code_is_only_where_kernels_and_maps_are() {
         let denies = source.contains("unsafe_code)]");
         match folder {
             "device-cpu" => {}
+            "device-wgpu" => assert!(denies, "device-wgpu allows unsafe code outside its pipelines"),
             "weights" => assert!(denies, "weights allows unsafe code outside its mapping"),
             _ => assert!(forbids, "{folder} does not forbid unsafe code"),
         }

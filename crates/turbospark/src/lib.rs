@@ -60,6 +60,8 @@ pub use trace_request::{Traced, TracedValues};
 pub use turbospark_models::Choice;
 
 pub use turbospark_device as device;
+#[cfg(feature = "device-wgpu")]
+pub use turbospark_device_wgpu as device_wgpu;
 pub use turbospark_models::{KvFormat, ModelError, Quant, UnknownKvFormat, UnknownQuant, config};
 pub use turbospark_text as text;
 pub use turbospark_vision as vision;

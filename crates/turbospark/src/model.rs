@@ -6,7 +6,7 @@ use std::time::Duration;
 use turbospark_device::{Device, DeviceError};
 use turbospark_models::config::Config;
 use turbospark_models::{
-    Cache, CacheShape, Choice, Counters, LoadAs, Planned, Residency, Scratch, Sequence, UnitSizes,
+    Cache, CacheShape, Choice, Counters, LoadAs, ModelError, Planned, Residency, Scratch, Sequence, UnitSizes,
 };
 use turbospark_tensor::DType;
 use turbospark_text::{ChatTemplate, GenerationConfig, Placeholders, Tokenizer};
@@ -14,7 +14,7 @@ use turbospark_vision::{DecodeLimits, ImageConfig, Picture};
 use turbospark_weights::{Checkpoint, Folder, Linear, Piece, Place, Sidecar};
 
 use crate::memory::{Demand, DiskSpeed, MemoryPlan, ResidencyChoice, disk, free, peak_bytes, resident_bytes};
-use crate::options::{LoadOptions, device};
+use crate::options::{LoadOptions, automatic, device};
 use crate::pool::Pool;
 use crate::{Cancel, Error, PromptBuilder, PromptLimits, Result, Sampling, Session};
 
@@ -124,6 +124,17 @@ impl Model {
         Self::load(&Folder::open_with(path, &options.mmproj)?, name, options)
     }
 
+    /// [`open`](Model::open) on a device that the caller made, such as a GPU that it draws with too. What `options`
+    /// say about the device is not looked at.
+    ///
+    /// # Errors
+    /// As [`open`](Model::open).
+    pub fn open_on(path: impl AsRef<Path>, device: Arc<dyn Device>, options: &LoadOptions) -> Result<Self> {
+        let path = path.as_ref();
+        let name = options.name.clone().unwrap_or_else(|| name_of(path));
+        Self::load_on(&Folder::open_with(path, &options.mmproj)?, name, options, device)
+    }
+
     /// The tiny trained checkpoint that is compiled in: it reads printed English.
     ///
     /// # Errors
@@ -134,7 +145,20 @@ impl Model {
         Self::load(&Folder::embedded(FILES), NAME.into(), options)
     }
 
+    /// Loads on the best device that the options allow and that has the room.
     fn load(folder: &Folder, name: String, options: &LoadOptions) -> Result<Self> {
+        if let Some(gpu) = automatic(options) {
+            match Self::load_on(folder, name.clone(), options, Arc::clone(&gpu)) {
+                Err(Error::Model(ModelError::Device(e @ DeviceError::OutOfMemory { .. }))) => {
+                    tracing::warn!(device = %gpu.name(), "{e}; the processor runs the model");
+                }
+                other => return other,
+            }
+        }
+        Self::load_on(folder, name, options, device(options)?.into())
+    }
+
+    fn load_on(folder: &Folder, name: String, options: &LoadOptions, device: Arc<dyn Device>) -> Result<Self> {
         let peak_before = peak_bytes();
         let config_text = folder.require(Sidecar::Config)?;
         let config = Config::parse(&config_text).map_err(turbospark_models::ModelError::from)?;
@@ -157,7 +181,6 @@ impl Model {
             return Err(Error::Options(format!("{n} sequences were asked for; 1 to 4096 can be held")));
         }
 
-        let device: Arc<dyn Device> = device(options)?.into();
         let checkpoint = Arc::new(checkpoint);
         let span = tracing::info_span!("load", model = %name, device = %device.name()).entered();
         let how = LoadAs { quant: options.quant, threads: options.threads, ..LoadAs::default() };

@@ -1,4 +1,5 @@
 use std::str::FromStr;
+use std::sync::Arc;
 
 use turbospark_device::{Device, Precision};
 use turbospark_models::{KvFormat, Quant};
@@ -15,6 +16,8 @@ pub enum DeviceChoice {
     Auto,
     /// The processor.
     Cpu,
+    /// A graphics adapter: Vulkan, Metal or DX12.
+    Gpu,
     /// Plain loops: slow, for checking the others.
     Reference,
 }
@@ -26,11 +29,12 @@ impl FromStr for DeviceChoice {
         Ok(match name {
             "auto" => DeviceChoice::Auto,
             "cpu" => DeviceChoice::Cpu,
+            "gpu" => DeviceChoice::Gpu,
             "reference" => DeviceChoice::Reference,
-            "cuda" | "gpu" => {
-                return Err(Error::Options(format!("device {name:?} is not in this build yet; use cpu")));
+            "cuda" => {
+                return Err(Error::Options(format!("device {name:?} is not in this build yet; use gpu or cpu")));
             }
-            other => return Err(Error::Options(format!("unknown device {other:?}; choose auto or cpu"))),
+            other => return Err(Error::Options(format!("unknown device {other:?}; choose auto, cpu or gpu"))),
         })
     }
 }
@@ -42,6 +46,8 @@ pub struct LoadOptions {
     pub name: Option<String>,
     /// Which device runs it.
     pub device: DeviceChoice,
+    /// Which graphics adapter, by a part of its name or its number; `None` takes the first that is hardware.
+    pub adapter: Option<String>,
     /// Worker threads; `None` takes the physical cores that the process may use.
     pub threads: Option<usize>,
     /// Instruction set of the processor's kernels, such as `avx2`; `None` takes the best that it has.
@@ -95,6 +101,7 @@ impl Default for LoadOptions {
         LoadOptions {
             name: None,
             device: DeviceChoice::Auto,
+            adapter: None,
             threads: None,
             isa: None,
             precision: Precision::Auto,
@@ -114,28 +121,57 @@ impl Default for LoadOptions {
     }
 }
 
-/// Makes the device that the options ask for.
+/// Makes the device that the options ask for; where they leave it open, the processor.
 pub(crate) fn device(options: &LoadOptions) -> Result<Box<dyn Device>> {
-    match options.device {
-        DeviceChoice::Reference if options.isa.is_some() => {
-            Err(Error::Options("the reference device has no instruction sets to choose from".into()))
-        }
-        DeviceChoice::Reference => Ok(Box::new(turbospark_device::ReferenceDevice)),
-        #[cfg(feature = "device-cpu")]
-        DeviceChoice::Auto | DeviceChoice::Cpu => {
-            use turbospark_device_cpu::{CpuDevice, CpuOptions};
-            let cpu = CpuOptions {
-                threads: options.threads,
-                precision: options.precision,
-                isa: isa(options.isa.as_deref())?,
-            };
-            Ok(Box::new(CpuDevice::new(cpu)?))
-        }
-        #[cfg(not(feature = "device-cpu"))]
-        DeviceChoice::Auto | DeviceChoice::Cpu => {
-            Err(Error::Options("this build has no device; enable the feature device-cpu".into()))
-        }
+    let processor = matches!(options.device, DeviceChoice::Auto | DeviceChoice::Cpu);
+    if options.isa.is_some() && !processor {
+        return Err(Error::Options("instruction sets are the processor's; use --device cpu".into()));
     }
+    if options.adapter.is_some() && options.device != DeviceChoice::Gpu {
+        return Err(Error::Options("an adapter was named; use --device gpu with it".into()));
+    }
+    match options.device {
+        DeviceChoice::Reference => Ok(Box::new(turbospark_device::ReferenceDevice)),
+        DeviceChoice::Gpu => gpu(options),
+        DeviceChoice::Auto | DeviceChoice::Cpu => cpu(options),
+    }
+}
+
+/// The graphics adapter that runs a model where the options leave it open and there is one that is hardware.
+pub(crate) fn automatic(options: &LoadOptions) -> Option<Arc<dyn Device>> {
+    let open = options.device == DeviceChoice::Auto && options.adapter.is_none();
+    if !open || options.isa.is_some() || options.threads.is_some() {
+        return None;
+    }
+    gpu(options).ok().map(Arc::from)
+}
+
+#[cfg(feature = "device-cpu")]
+fn cpu(options: &LoadOptions) -> Result<Box<dyn Device>> {
+    use turbospark_device_cpu::{CpuDevice, CpuOptions};
+    let isa = isa(options.isa.as_deref())?;
+    Ok(Box::new(CpuDevice::new(CpuOptions { threads: options.threads, precision: options.precision, isa })?))
+}
+
+#[cfg(not(feature = "device-cpu"))]
+fn cpu(_: &LoadOptions) -> Result<Box<dyn Device>> {
+    Err(Error::Options("this build has no device cpu; enable the feature device-cpu".into()))
+}
+
+#[cfg(feature = "device-wgpu")]
+fn gpu(options: &LoadOptions) -> Result<Box<dyn Device>> {
+    use turbospark_device_wgpu::{Adapter, WgpuDevice, WgpuOptions};
+    let adapter = Adapter::choose(options.adapter.as_deref())?;
+    let cache = crate::bench::cache_folder().ok().map(|folder| folder.with_file_name("kernels"));
+    Ok(Box::new(WgpuDevice::new(
+        &adapter,
+        WgpuOptions { precision: options.precision, cache, ..WgpuOptions::default() },
+    )?))
+}
+
+#[cfg(not(feature = "device-wgpu"))]
+fn gpu(_: &LoadOptions) -> Result<Box<dyn Device>> {
+    Err(Error::Options("this build has no device gpu; enable the feature device-wgpu".into()))
 }
 
 /// The instruction set of this name, which the processor must have.

@@ -2,6 +2,9 @@
 //!
 //! One test a folder of the set and device, so that a failure names both.
 
+#[cfg(feature = "device-wgpu")]
+mod support;
+
 use std::path::Path;
 
 use serde_json::Value;
@@ -153,6 +156,44 @@ mod cpu {
         let written = |file: &&str| report.files.iter().any(|f| f == file);
         let missed: Vec<&str> = index.files().filter(|f| !f.starts_with("prompts/")).filter(|f| !written(f)).collect();
         assert!(missed.is_empty(), "{missed:?}");
+    }
+
+    #[test]
+    fn single_ops() {
+        meets_its_goldens("ops");
+    }
+
+    #[test]
+    fn qwen3_vl() {
+        meets_its_goldens("qwen3_vl");
+    }
+
+    #[test]
+    fn qwen3_vl_moe() {
+        meets_its_goldens("qwen3_vl_moe");
+    }
+
+    #[test]
+    fn qwen3_5() {
+        meets_its_goldens("qwen3_5");
+    }
+
+    #[test]
+    fn qwen3_5_moe() {
+        meets_its_goldens("qwen3_5_moe");
+    }
+}
+
+#[cfg(feature = "device-wgpu")]
+mod gpu {
+    use turbospark_device::Precision;
+
+    use super::*;
+
+    fn meets_its_goldens(folder: &str) {
+        if let Some(device) = support::gpu(Precision::F32) {
+            folder_meets_its_goldens(&device, folder);
+        }
     }
 
     #[test]

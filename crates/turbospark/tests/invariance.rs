@@ -280,3 +280,29 @@ mod cpu {
         }
     }
 }
+
+#[cfg(feature = "device-wgpu")]
+mod gpu {
+    use turbospark_device::Precision;
+
+    use crate::support::gpu;
+
+    macro_rules! on_gpu {
+        ($($name:ident,)*) => {
+            $(#[test]
+            fn $name() {
+                if let Some(device) = gpu(Precision::F32) {
+                    super::$name(&device);
+                }
+            })*
+        };
+    }
+
+    on_gpu! {
+        cutting_a_prompt_into_pieces_changes_nothing,
+        a_sequence_has_the_same_bits_alone_and_in_company,
+        a_text_prompt_has_the_same_bits_with_and_without_a_tower,
+        tiles_and_company_change_no_bit_of_an_image,
+        a_restored_state_goes_on_as_a_fresh_one,
+    }
+}

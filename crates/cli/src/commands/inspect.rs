@@ -29,6 +29,10 @@ pub struct InspectArgs {
     /// Show what memory would be used for, with --memory under that ceiling
     #[arg(long)]
     plan: bool,
+    /// List the graphics adapters of this machine, and what decides which kernels run on them
+    #[cfg(feature = "device-wgpu")]
+    #[arg(long, conflicts_with_all = ["path", "model", "plan"])]
+    adapters: bool,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -38,11 +42,16 @@ Examples:
   turbospark inspect
   turbospark inspect Qwen3-VL-2B-Instruct
   turbospark inspect --json Qwen3.5-0.8B | jq .parameters
+  turbospark inspect --adapters
 
 Every tensor's name and shape is held against config.json; weights are not read. A checkpoint
 that this build can't run is refused with the tensor or key that is in the way.";
 
 pub fn run(args: &InspectArgs) -> anyhow::Result<Outcome> {
+    #[cfg(feature = "device-wgpu")]
+    if args.adapters {
+        return super::adapters::run(args.json);
+    }
     let path = args.path.as_deref().or(args.model.as_deref());
     if args.plan {
         // With the real context: the cache is part of the plan.

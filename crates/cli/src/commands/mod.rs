@@ -1,5 +1,7 @@
 //! One file a command.
 
+#[cfg(feature = "device-wgpu")]
+pub mod adapters;
 pub mod bench;
 pub mod chat;
 mod dropped;

@@ -77,6 +77,15 @@ pub trait ExpertSource: Send + Sync {
         let _ = wanted;
     }
 
+    /// All of them at once, where they lie together and stay: then no choice has to be told to the host.
+    ///
+    /// Each weight has an axis of experts before its own: `[E, n, k]`, or `[E, k, n]` by `layout`; codes, scales and
+    /// biases that are apart have it too. The last two axes of an expert are as [`Expert`] has them; from one expert
+    /// to the next there may be gaps.
+    fn stacked(&self) -> Option<Expert<'_>> {
+        None
+    }
+
     /// Calls `each` with every expert of `wanted` (ascending, distinct), in that order. The weights are
     /// valid during the call only.
     fn with(&self, wanted: &[usize], each: &mut UseExpert<'_>) -> Result<(), DeviceError>;

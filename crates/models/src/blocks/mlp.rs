@@ -3,8 +3,10 @@
 //! x += down(silu(gate x) * up x)
 //! x += sum over the top k experts e of p_e * expert_e(x)  [+ sigmoid(shared_gate x) * shared(x)]
 
+use std::ops::Range;
+
 use turbospark_device::op::{Experts, GatedMatmul, Matmul, Router, SigmoidGate, UseExpert};
-use turbospark_device::{DeviceError, Expert, ExpertSource, LinearWeight, Pass, View, WeightLayout};
+use turbospark_device::{DeviceError, Expert, ExpertSource, LinearWeight, Pass, ScaledWeight, View, WeightLayout};
 use turbospark_tensor::mutant::{Mutant, active};
 
 use crate::stream::PooledExperts;
@@ -191,7 +193,38 @@ impl ExpertSource for ResidentExperts {
         }
     }
 
+    fn stacked(&self) -> Option<Expert<'_>> {
+        let swapped = active(Mutant::GateUpExchanged);
+        let (gate, up, down, layout) = match self {
+            ResidentExperts::Split(_) => return None,
+            ResidentExperts::Stacked { gate, up, down } => (gate.view(), up.view(), down.view(), WeightLayout::OutIn),
+            ResidentExperts::Fused { gate_up, down, layout } => {
+                let axis = if *layout == WeightLayout::InOut { 2 } else { 1 };
+                let width = gate_up.shape().dims()[axis] / 2;
+                let [gate, up] = [0..width, width..2 * width].map(|part| narrowed(gate_up.view(), axis, part));
+                (gate?, up?, down.view(), *layout)
+            }
+        };
+        let (gate, up) = if swapped { (up, gate) } else { (gate, up) };
+        Some(Expert { gate, up, down, layout })
+    }
+
     fn with(&self, wanted: &[usize], each: &mut UseExpert<'_>) -> Result<(), DeviceError> {
         wanted.iter().try_for_each(|&e| each(e, self.expert(e)))
     }
+}
+
+/// Outputs `part` of every expert; `None` where some of them share a scale across the border.
+fn narrowed(weight: LinearWeight<'_>, axis: usize, part: Range<usize>) -> Option<LinearWeight<'_>> {
+    let w = match weight {
+        LinearWeight::View(v) => return Some(v.narrow(axis, part).into()),
+        LinearWeight::Scaled(w) => w,
+    };
+    let shared = w.form.rows();
+    if !part.start.is_multiple_of(shared) || !part.end.is_multiple_of(shared) {
+        return None;
+    }
+    let grid = part.start / shared..part.end / shared;
+    let (scales, biases) = (w.scales.narrow(axis, grid.clone()), w.biases.map(|b| b.narrow(axis, grid)));
+    Some(ScaledWeight { codes: w.codes.narrow(axis, part), scales, biases, form: w.form }.into())
 }

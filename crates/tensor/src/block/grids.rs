@@ -11,6 +11,8 @@ mod iq2_xxs;
 mod iq3_s;
 mod iq3_xxs;
 
+use crate::DType;
+
 const TERNARY: [i8; 3] = [-1, 0, 1];
 const TWO_BIT: [i8; 3] = [8, 25, 43];
 
@@ -21,6 +23,19 @@ pub(super) static IQ2_XS: [[i8; 8]; 512] = unpack(&iq2_xs::CODES, &TWO_BIT);
 pub(super) static IQ2_S: [[i8; 8]; 1024] = unpack(&iq2_s::CODES, &TWO_BIT);
 pub(super) static IQ3_XXS: [[i8; 4]; 256] = unpack(&iq3_xxs::CODES, &[4, 12, 20, 28, 36, 44, 52, 62]);
 pub(super) static IQ3_S: [[i8; 4]; 512] = unpack(&iq3_s::CODES, &[1, 3, 5, 7, 9, 11, 13, 15]);
+
+/// The grid of a format, its entries one after the other: fours of `IQ3`, eights of the others.
+pub(super) fn of(dtype: DType) -> Option<&'static [i8]> {
+    Some(match dtype {
+        DType::IQ1_S | DType::IQ1_M => IQ1.as_flattened(),
+        DType::IQ2_XXS => IQ2_XXS.as_flattened(),
+        DType::IQ2_XS => IQ2_XS.as_flattened(),
+        DType::IQ2_S => IQ2_S.as_flattened(),
+        DType::IQ3_XXS => IQ3_XXS.as_flattened(),
+        DType::IQ3_S => IQ3_S.as_flattened(),
+        _ => return None,
+    })
+}
 
 const fn unpack<const W: usize, const N: usize>(codes: &[u16; N], values: &[i8]) -> [[i8; W]; N] {
     let bits = 16 / W;

@@ -96,6 +96,12 @@ pub const fn k_scale(packed: &[u8; 12], j: usize) -> (u8, u8) {
     }
 }
 
+/// The values that the indices of an `IQ1`, `IQ2` or `IQ3` format name, for devices that look them up themselves:
+/// entry after entry, eight values each, of `IQ3` four. `None` for formats without a grid.
+pub fn grid(dtype: DType) -> Option<&'static [i8]> {
+    grids::of(dtype)
+}
+
 /// Whole blocks of a block type, dequantised exactly. `bytes` and `out` are as many blocks of it.
 pub(crate) fn widen_blocks(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     match dtype {

@@ -281,7 +281,7 @@ pub fn bench(model: &Model, options: &BenchOptions, progress: &mut dyn FnMut(Sta
     report.limits = model.device().limits()?;
     let floats: &[Inputs] = match model.device().precision() {
         Precision::F32 => &[Inputs::F32],
-        Precision::Auto => &[Inputs::F32, Inputs::Bf16],
+        Precision::Auto => &[Inputs::F32, Inputs::Bf16, Inputs::F16],
     };
     report.peak_ops_per_s = report.limits.as_ref().and_then(|l| l.peak(floats)).map(|p| p.ops_per_s);
     Ok(report)

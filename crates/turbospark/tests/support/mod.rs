@@ -242,3 +242,15 @@ pub fn furthest(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d.is_nan() { f32::INFINITY } else { m.max(d) })
 }
+
+/// The first graphics adapter, software where there is no other; without one the test says that it was skipped.
+#[cfg(feature = "device-wgpu")]
+pub fn gpu(precision: turbospark_device::Precision) -> Option<turbospark_device_wgpu::WgpuDevice> {
+    use turbospark_device_wgpu::{Adapter, WgpuDevice, WgpuOptions};
+    let adapters = Adapter::all();
+    let Some(adapter) = adapters.first() else {
+        eprintln!("skipped: no Vulkan adapter");
+        return None;
+    };
+    Some(WgpuDevice::new(adapter, WgpuOptions { precision, ..WgpuOptions::default() }).unwrap())
+}

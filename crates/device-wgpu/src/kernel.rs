@@ -1,0 +1,124 @@
+//! A kernel: WGSL text, what it binds, and the constants that it is compiled with.
+//!
+//! The text of a kernel declares no bindings: which buffers are only read depends on what else the same dispatch
+//! writes, and how elements are stored on the tensors at hand. Both are written in front of the text.
+
+use std::fmt::Write;
+
+use turbospark_tensor::DType;
+
+/// The text of a kernel, with an entry `main`.
+#[derive(Debug)]
+pub(crate) struct Source {
+    /// For labels and errors; no two kernels share one.
+    pub name: &'static str,
+    /// WGSL without bindings. Its parameters are a `var<immediate>`.
+    pub text: &'static str,
+    /// Functions that it shares with others, put before it.
+    pub includes: &'static [&'static str],
+}
+
+/// How a kernel sees a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(dead_code, reason = "for kernels that load whole vectors")]
+pub(crate) enum Form {
+    /// `array<f32>`.
+    F32,
+    /// `array<vec4<f32>>`.
+    Vec4,
+    /// `array<vec4<f16>>`.
+    Half4,
+    /// `array<u32>`.
+    U32,
+    /// `array<vec4<u32>>`.
+    UVec4,
+    /// `array<i32>`.
+    I32,
+    /// `array<atomic<u32>>`; counts as written.
+    Atomic,
+    /// Bytes, with `NAME_byte(at)`, `NAME_half(at)` and `NAME_word(at)`, which take any byte, aligned or not.
+    Bytes,
+    /// Bytes of a float type, with `NAME_f(at, i)` besides: element `i` of the tensor that starts at byte `at`.
+    Stored(DType),
+}
+
+/// What a compiled kernel depends on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub name: &'static str,
+    /// Name, form and whether it is written.
+    pub bindings: Vec<(&'static str, Form, bool)>,
+    pub constants: Vec<(&'static str, u32)>,
+    /// Whether the text uses the type `f16`.
+    pub f16: bool,
+    /// Whether it uses matrix units.
+    pub matrices: bool,
+}
+
+/// The whole text of a kernel.
+pub(crate) fn compose(source: &Source, key: &Key) -> String {
+    let mut text = String::new();
+    if key.matrices {
+        text += "enable wgpu_cooperative_matrix;\n";
+    }
+    // What tiles in workgroup memory are made of.
+    text += if key.f16 { F16 } else { F32 };
+    for (name, value) in &key.constants {
+        let _ = writeln!(text, "const {name}: u32 = {value}u;");
+    }
+    for (i, &(name, form, written)) in key.bindings.iter().enumerate() {
+        let access = if written || form == Form::Atomic { "read_write" } else { "read" };
+        let element = match form {
+            Form::F32 => "f32",
+            Form::Vec4 => "vec4<f32>",
+            Form::Half4 => "vec4<f16>",
+            Form::UVec4 => "vec4<u32>",
+            Form::I32 => "i32",
+            Form::Atomic => "atomic<u32>",
+            Form::U32 | Form::Bytes | Form::Stored(_) => "u32",
+        };
+        let _ = writeln!(text, "@group(0) @binding({i}) var<storage, {access}> {name}: array<{element}>;");
+        if matches!(form, Form::Bytes | Form::Stored(_)) {
+            text += &BYTES.replace("NAME", name);
+        }
+        if let Form::Stored(dtype) = form {
+            let element = match dtype {
+                DType::F32 => "bitcast<f32>(NAME_word(at + 4u * i))",
+                DType::BF16 => "bitcast<f32>(NAME_half(at + 2u * i) << 16u)",
+                DType::F16 => "half_to_f32(NAME_half(at + 2u * i))",
+                other => unreachable!("{other} is no float type"),
+            };
+            let _ = writeln!(text, "fn NAME_f(at: u32, i: u32) -> f32 {{ return {element}; }}");
+            text = text.replace("NAME", name);
+        }
+    }
+    text += include_str!("shaders/common.wgsl");
+    for include in source.includes {
+        text += include;
+    }
+    text + source.text
+}
+
+const F32: &str = "alias Small = f32;\nfn small(x: f32) -> f32 { return x; }\n";
+
+// What f16 can't hold becomes the largest that it can, and no infinity.
+const F16: &str =
+    "enable f16;\nalias Small = f16;\nfn small(x: f32) -> f16 { return f16(clamp(x, -65504.0, 65504.0)); }\n";
+
+const BYTES: &str = "
+fn NAME_word(at: u32) -> u32 {
+    let shift = (at & 3u) * 8u;
+    let low = NAME[at >> 2u];
+    if shift == 0u { return low; }
+    return (low >> shift) | (NAME[(at >> 2u) + 1u] << (32u - shift));
+}
+fn NAME_half(at: u32) -> u32 {
+    let shift = (at & 3u) * 8u;
+    var v = NAME[at >> 2u] >> shift;
+    if shift == 24u { v |= NAME[(at >> 2u) + 1u] << 8u; }
+    return v & 0xffffu;
+}
+fn NAME_byte(at: u32) -> u32 {
+    return (NAME[at >> 2u] >> ((at & 3u) * 8u)) & 0xffu;
+}
+";

@@ -1,0 +1,154 @@
+//! Which kernel a layer takes, and its text.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use super::format::{EIGHT, Format};
+use super::template::expand;
+use crate::kernel::Source;
+
+/// The form of a kernel's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Shape {
+    /// Decode rows and an `[out, in]` weight: outputs and rows of a workgroup, its threads, and lanes of a subgroup where
+    /// they add up.
+    Rows { outputs: u32, batch: u32, threads: u32, subgroup: u32 },
+    /// Decode rows and an `[in, out]` weight.
+    Columns { batch: u32 },
+    /// Prompt rows: sixteenths of the rows and outputs of a tile.
+    Tile { m: u32, n: u32 },
+    /// Prompt rows on matrix units: side of their squares, squares of a subgroup below and beside each other. `vectors`
+    /// where the units read arrays of vectors.
+    Matrix { side: u32, m: u32, n: u32, vectors: bool },
+    /// Rows of a table.
+    Gather { weighted: bool, add: bool },
+}
+
+/// Where a kernel's rows come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Routed {
+    /// They are rows of `x`.
+    No,
+    /// Rows and their experts: the list tells the expert of a slot.
+    Ids,
+    /// The same, of one expert: the list tells the slot.
+    Slots,
+}
+
+/// All that a kernel's text depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Variant {
+    pub shape: Shape,
+    /// The weight, and its alignment.
+    pub a: (Format, u32),
+    pub b: Option<(Format, u32)>,
+    pub in_out: bool,
+    /// Whether rows end within a step.
+    pub tail: bool,
+    pub wide_x: bool,
+    pub routed: Routed,
+    pub bias: bool,
+    pub residual: bool,
+    pub activation: u32,
+    /// Whether the hardware widens every f16 exactly.
+    pub hard_half: bool,
+}
+
+macro_rules! text {
+    ($name:literal) => {
+        include_str!(concat!("../shaders/linear/", $name, ".wgsl"))
+    };
+}
+
+/// Threads of the kernel for `[in, out]` weights.
+const COLUMN_THREADS: u32 = 128;
+
+impl Variant {
+    /// The kernel, written out on first use and kept: there are as many as a model has kinds of layers.
+    pub fn source(self) -> &'static Source {
+        static KNOWN: LazyLock<Mutex<HashMap<Variant, &'static Source>>> = LazyLock::new(Mutex::default);
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = known.len();
+        known.entry(self).or_insert_with(|| {
+            let name = match self.shape {
+                Shape::Rows { .. } => "rows",
+                Shape::Columns { .. } => "columns",
+                Shape::Tile { .. } => "tile",
+                Shape::Matrix { .. } => "matrix",
+                Shape::Gather { .. } => "gather",
+            };
+            let name = format!("linear {name} {} #{number}", self.a.0).leak();
+            Box::leak(Box::new(Source { name, text: self.text().leak(), includes: &[] }))
+        })
+    }
+
+    fn text(self) -> String {
+        let (gated, routed) = (self.b.is_some(), self.routed != Routed::No);
+        let mut names = vec![
+            ("GATED", gated.into()),
+            ("ROUTED", routed.into()),
+            ("ROUTED_IDS", (self.routed == Routed::Ids).into()),
+            ("ROUTED_SLOTS", (self.routed == Routed::Slots).into()),
+            ("IN_OUT", self.in_out.into()),
+            ("TAIL", self.tail.into()),
+            ("WIDE_X", self.wide_x.into()),
+            ("BIAS", self.bias.into()),
+            ("RESIDUAL", self.residual.into()),
+            ("HARD_HALF", self.hard_half.into()),
+        ];
+        let each = 1 + u32::from(gated);
+        let (constants, kernel) = match self.shape {
+            Shape::Rows { outputs, batch, threads, subgroup } => {
+                names.extend([("ROWS", outputs), ("BATCH", batch), ("SUBGROUPS", u32::from(subgroup > 0))]);
+                let count = batch * each * if subgroup > 0 { outputs } else { 1 };
+                let parts = count * if subgroup > 0 { threads / subgroup } else { threads + 16 };
+                let numbers =
+                    vec![("ROWS", outputs), ("BATCH", batch), ("THREADS", threads), ("COUNT", count), ("PARTS", parts)];
+                (numbers, text!("rows"))
+            }
+            Shape::Columns { batch } => {
+                names.push(("BATCH", batch));
+                let parts = 2 * COLUMN_THREADS * batch * each;
+                (vec![("BATCH", batch), ("THREADS", COLUMN_THREADS), ("PARTS", parts)], text!("columns"))
+            }
+            Shape::Tile { m, n } => {
+                names.extend([("TM", m), ("TN", n)]);
+                (vec![("BM", 16 * m), ("BN", 16 * n)], text!("tile"))
+            }
+            Shape::Matrix { side, m, n, vectors } => {
+                // A thread reads eight elements at a time of a step of 32.
+                let (rows, outputs) = (2 * m * side, 4 * n * side);
+                names.extend([("MI", m), ("NI", n), ("STEPS", 32 / side), ("VECTORS", vectors.into())]);
+                names.extend([("EACH_X", rows / 64), ("EACH_W", outputs / 64)]);
+                (vec![("MI", m), ("NI", n), ("SIDE", side), ("EACH", each)], text!("matrix"))
+            }
+            Shape::Gather { weighted, add } => {
+                names.extend([("WEIGHTED", weighted.into()), ("ADD", add.into())]);
+                (Vec::new(), text!("gather"))
+            }
+        };
+        let mut text = format!("const ACTIVATION: u32 = {}u;\n", self.activation);
+        for (name, value) in constants {
+            let _ = writeln!(text, "const {name}: u32 = {value}u;");
+        }
+        text += &expand(EIGHT, &names);
+        text += &self.a.0.text("a_", self.a.1);
+        if let Some((format, align)) = self.b {
+            text += &format.text("b_", align);
+        }
+        if !matches!(self.shape, Shape::Gather { .. }) {
+            text += include_str!("../shaders/activation.wgsl");
+            text += text!("params");
+            text += &expand(text!("finish"), &names);
+            if !matches!(self.shape, Shape::Matrix { .. }) {
+                text += &expand(text!("vectors"), &names);
+            }
+        }
+        let kernel = expand(kernel, &names);
+        match self.shape {
+            Shape::Matrix { side, .. } => text + &kernel.replace("$SIDE", &side.to_string()),
+            _ => text + &kernel,
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Linear layers, tables and experts.
+//!
+//! Rows of prompts take tiles ([`tile`](kernel::Shape::Tile)), decode rows a kernel that reads a weight once for several
+//! of them. Which one, and with which sizes, depends on the op's sides, its formats and the adapter, never on the rows
+//! beside a row where that would order a sum anew. A weight longer than a binding is taken in parts of its outputs.
+
+mod experts;
+mod format;
+mod gather;
+mod kernel;
+mod layer;
+mod shared;
+mod template;
+#[cfg(test)]
+mod tests;
+mod weight;
+
+use turbospark_device::op::{GatedMatmul, LinearWeight, Matmul, WeightLayout};
+use turbospark_device::{DeviceError, View};
+
+use crate::ops::{Done, strides};
+use crate::plan::{At, Plan, Window, word};
+use layer::Layer;
+use weight::{Weight, parts};
+
+pub(crate) use experts::experts;
+pub(crate) use gather::gather;
+pub(crate) use shared::Shared;
+
+/// Submits what is planned so far, so that the host may look at it.
+pub(crate) type Flush<'f, 'd> = dyn FnMut(&mut Plan<'d>) -> Done + 'f;
+
+/// Rows of f32: where they are and how far apart.
+#[derive(Clone, Debug)]
+struct Rows {
+    at: At,
+    row: u32,
+}
+
+impl Rows {
+    fn of(plan: &Plan<'_>, view: &View<'_>) -> Result<Self, DeviceError> {
+        Ok(Rows { at: plan.view(view)?, row: strides(view)?[0] })
+    }
+
+    fn temp(window: Window, width: usize) -> Result<Self, DeviceError> {
+        Ok(Rows { at: At { window, at: 0 }, row: word(width)? })
+    }
+}
+
+pub(crate) fn matmul(plan: &mut Plan<'_>, op: &Matmul<'_>) -> Done {
+    let (rows, k, n) = (op.x.dim(0), op.x.dim(1), op.out.dim(1));
+    for part in parts(plan, &[&op.weight], op.layout, n, k) {
+        let outputs = |v: &View<'_>| Rows::of(plan, &v.narrow(1, part.clone()));
+        let layer = Layer {
+            rows,
+            k,
+            n: part.len(),
+            x: Rows::of(plan, &op.x)?,
+            a: Weight::of(plan, &outputs_of(&op.weight, op.layout, part.clone()), op.layout, k)?,
+            b: None,
+            layout: op.layout,
+            bias: op.bias.map(|b| b.rows(part.clone())),
+            activation: op.activation,
+            residual: op.residual.as_ref().map(outputs).transpose()?,
+            out: outputs(&op.out)?,
+        };
+        layer.plan(plan, op.prompt_rows)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn gated_matmul(plan: &mut Plan<'_>, op: &GatedMatmul<'_>) -> Done {
+    let (rows, k, n) = (op.x.dim(0), op.x.dim(1), op.out.dim(1));
+    for part in parts(plan, &[&op.gate, &op.up], op.layout, n, k) {
+        let layer = Layer {
+            rows,
+            k,
+            n: part.len(),
+            x: Rows::of(plan, &op.x)?,
+            a: Weight::of(plan, &outputs_of(&op.gate, op.layout, part.clone()), op.layout, k)?,
+            b: Some(Weight::of(plan, &outputs_of(&op.up, op.layout, part.clone()), op.layout, k)?),
+            layout: op.layout,
+            bias: None,
+            activation: None,
+            residual: None,
+            out: Rows::of(plan, &op.out.narrow(1, part.clone()))?,
+        };
+        layer.plan(plan, op.prompt_rows)?;
+    }
+    Ok(())
+}
+
+/// Some outputs of a weight.
+fn outputs_of<'a>(weight: &LinearWeight<'a>, layout: WeightLayout, part: std::ops::Range<usize>) -> LinearWeight<'a> {
+    match (weight, layout) {
+        (LinearWeight::View(v), WeightLayout::InOut) => v.narrow(1, part).into(),
+        _ => weight.rows(part),
+    }
+}

@@ -1,0 +1,156 @@
+//! Every kernel is validated and translated to the languages of all APIs.
+
+use naga::back::{hlsl, msl, spv};
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+use turbospark_tensor::{Code, DType, ScaledForm};
+
+use super::format::Format;
+use super::kernel::{Routed, Shape, Variant};
+use crate::kernel::{Form, Key, compose};
+
+fn formats() -> Vec<Format> {
+    let plain = [DType::F32, DType::F16, DType::BF16].into_iter().chain(DType::BLOCKS).map(Format::Plain);
+    let codes = [2, 3, 4, 5, 6, 8].map(Code::Unsigned).into_iter().chain([Code::Signed8, Code::E2M1, Code::E4M3]);
+    let scaled = codes.enumerate().map(|(i, code)| {
+        let scales = [DType::F32, DType::F16, DType::BF16, DType::F8_E8M0, DType::F8_E4M3][i % 5];
+        let form = ScaledForm::new(code, 32, [1, 128, usize::MAX][i % 3]).unwrap();
+        Format::Scaled { form, scales, biased: scales.is_float() }
+    });
+    plain.chain(scaled).collect()
+}
+
+/// The variant's whole text, bound as layers bind it.
+fn text(variant: Variant) -> String {
+    let matrix = matches!(variant.shape, Shape::Matrix { .. });
+    let x = if variant.wide_x { Form::Vec4 } else { Form::F32 };
+    let mut bindings = vec![("x", if matrix { Form::Half4 } else { x }, false)];
+    if matrix {
+        bindings.push(("unscale", Form::F32, false));
+    }
+    for ((format, align), names) in [(Some(variant.a), super::weight::A), (variant.b, super::weight::B)]
+        .into_iter()
+        .filter_map(|(w, names)| w.map(|w| (w, names)))
+    {
+        bindings.push((names[0], if format.is_wide(align) { Form::UVec4 } else { Form::U32 }, false));
+        if let Format::Scaled { biased, .. } = format {
+            bindings.push((names[1], Form::U32, false));
+            bindings.extend(biased.then_some((names[2], Form::U32, false)));
+        }
+    }
+    bindings.push(("grid", Form::U32, false));
+    if let Shape::Gather { .. } = variant.shape {
+        bindings.extend([("index", Form::I32, false), ("weights", Form::F32, false)]);
+    }
+    bindings.push(("bias", Form::Stored(DType::BF16), false));
+    bindings.extend([("residual", Form::F32, true), ("list", Form::U32, false), ("out", Form::F32, true)]);
+    let source = variant.source();
+    compose(source, &Key { name: source.name, bindings, constants: Vec::new(), f16: matrix, matrices: matrix })
+}
+
+/// Languages that have what a kernel uses.
+#[derive(Clone, Copy, PartialEq)]
+enum Languages {
+    All,
+    /// Matrix units: not HLSL, and of the sides only 8 in MSL. The translator doesn't notice that.
+    Matrices {
+        metal: bool,
+    },
+}
+
+fn translate(what: &str, text: &str, languages: Languages) {
+    let module = naga::front::wgsl::parse_str(text).unwrap_or_else(|e| panic!("{what}: {}", e.emit_to_string(text)));
+    let capabilities = Capabilities::IMMEDIATES
+        | Capabilities::SUBGROUP
+        | Capabilities::SHADER_FLOAT16
+        | Capabilities::SHADER_FLOAT16_IN_FLOAT32
+        | Capabilities::COOPERATIVE_MATRIX;
+    let mut validator = Validator::new(ValidationFlags::all(), capabilities);
+    let info = validator.validate(&module).unwrap_or_else(|e| panic!("{what}: {e:?}"));
+    spv::write_vec(&module, &info, &spv::Options { lang_version: (1, 3), ..Default::default() }, None)
+        .unwrap_or_else(|e| panic!("{what} in SPIR-V: {e}"));
+    if languages == (Languages::Matrices { metal: false }) {
+        return;
+    }
+    let options = msl::Options { lang_version: (3, 0), fake_missing_bindings: true, ..Default::default() };
+    msl::write_string(&module, &info, &options, &msl::PipelineOptions::default())
+        .unwrap_or_else(|e| panic!("{what} in MSL: {e}"));
+    if languages != Languages::All {
+        return;
+    }
+    let options = hlsl::Options {
+        shader_model: hlsl::ShaderModel::V6_2,
+        fake_missing_bindings: true,
+        immediates_target: Some(hlsl::BindTarget::default()),
+        ..Default::default()
+    };
+    let mut out = String::new();
+    hlsl::Writer::new(&mut out, &options, &hlsl::PipelineOptions::default())
+        .write(&module, &info, None)
+        .unwrap_or_else(|e| panic!("{what} in HLSL: {e}"));
+}
+
+#[test]
+fn every_kernel_is_valid_in_every_language() {
+    let plain = Variant {
+        shape: Shape::Gather { weighted: true, add: false },
+        a: (Format::Plain(DType::F16), 16),
+        b: None,
+        in_out: false,
+        tail: false,
+        wide_x: true,
+        routed: Routed::No,
+        bias: false,
+        residual: false,
+        activation: 0,
+        hard_half: false,
+    };
+    for format in formats() {
+        for align in [1, 16] {
+            for shape in [
+                Shape::Gather { weighted: align == 1, add: true },
+                Shape::Rows { outputs: 2, batch: 1, threads: 64, subgroup: 2 * align },
+            ] {
+                translate(
+                    &format!("{shape:?} of {format}"),
+                    &text(Variant { shape, a: (format, align), hard_half: align == 1, ..plain }),
+                    Languages::All,
+                );
+            }
+        }
+    }
+    let shapes = [
+        Shape::Rows { outputs: 2, batch: 2, threads: 64, subgroup: 0 },
+        Shape::Rows { outputs: 1, batch: 4, threads: 128, subgroup: 32 },
+        Shape::Columns { batch: 2 },
+        Shape::Tile { m: 1, n: 4 },
+        Shape::Tile { m: 4, n: 4 },
+        Shape::Matrix { side: 16, m: 4, n: 2, vectors: true },
+        Shape::Matrix { side: 16, m: 2, n: 1, vectors: true },
+        Shape::Matrix { side: 8, m: 4, n: 2, vectors: false },
+        Shape::Matrix { side: 8, m: 8, n: 4, vectors: true },
+    ];
+    for shape in shapes {
+        let in_out = matches!(shape, Shape::Columns { .. });
+        for (i, routed) in [Routed::No, Routed::Ids, Routed::Slots].into_iter().enumerate() {
+            for flag in [false, true] {
+                let variant = Variant {
+                    shape,
+                    b: flag.then_some((Format::Plain(DType::BF16), 2)),
+                    in_out: in_out || (flag && matches!(shape, Shape::Tile { .. } | Shape::Matrix { .. })),
+                    tail: flag,
+                    wide_x: !in_out && !flag,
+                    routed,
+                    bias: !flag,
+                    residual: !flag,
+                    activation: i as u32 + 1,
+                    ..plain
+                };
+                let languages = match shape {
+                    Shape::Matrix { side, .. } => Languages::Matrices { metal: side == 8 },
+                    _ => Languages::All,
+                };
+                translate(&format!("{variant:?}"), &text(variant), languages);
+            }
+        }
+    }
+}

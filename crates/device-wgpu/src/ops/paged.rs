@@ -1,0 +1,188 @@
+//! The paged cache: storing rows, prompts over it in tiles, decoded rows over it in splits.
+
+use turbospark_device::op::{PagedAttention, StoreKv};
+use turbospark_device::{DeviceError, Span, View};
+use turbospark_tensor::DType;
+
+use super::attention::{PROMPT, PROMPT_MATRIX, PROMPT_SHUFFLED, TILE, tiled};
+use super::{Done, WG, groups, strides};
+use crate::kernel::{Form, Source};
+use crate::plan::{At, Plan, word};
+
+const STORE: Source = Source { name: "store_kv", text: include_str!("../shaders/store_kv.wgsl"), includes: &[] };
+const DECODE: Source = Source {
+    name: "paged_decode",
+    text: include_str!("../shaders/paged_decode.wgsl"),
+    includes: &[include_str!("../shaders/cache.wgsl")],
+};
+const COMBINE: Source =
+    Source { name: "paged_combine", text: include_str!("../shaders/paged_combine.wgsl"), includes: &[] };
+
+/// Keys of a split; a split is work for a workgroup.
+const SPLIT: usize = 256;
+/// Partial results of decoded rows that are held at once, in bytes.
+const PARTS: usize = 64 << 20;
+
+pub(super) fn store_kv(plan: &mut Plan<'_>, op: &StoreKv<'_>) -> Done {
+    let (rows, heads, n) = (op.k.dim(0), op.k.dim(1), op.k.dim(2));
+    let slots = plan.view(&op.slots)?;
+    let format = match op.k_cache.dtype() {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        DType::BF16 => 2,
+        _ => 3,
+    };
+    let units = match format {
+        0 => heads * n,
+        3 => heads * n / 32,
+        _ => (heads * n).div_ceil(2),
+    };
+    for (from, to) in [(&op.k, &op.k_cache), (&op.v, &op.v_cache)] {
+        let (x, cache) = (plan.view(from)?, plan.stored(to)?);
+        let [row, head] = strides(from)?;
+        let words = [word(rows)?, word(heads)?, word(units)?, word(to.dim(0))?, slots.at, x.at, row, head, cache.at];
+        plan.kernel(&STORE)
+            .set("WG", WG)
+            .set("N", word(n)?)
+            .set("FORMAT", format)
+            .read("slots", Form::I32, &slots.window)
+            .read("x", Form::F32, &x.window)
+            .write("cache", Form::Atomic, &cache.window)
+            .over(&words, groups(rows * units))?;
+    }
+    Ok(())
+}
+
+/// A cache of keys or values, and how its elements are read.
+struct Cached {
+    at: At,
+    form: Form,
+    quantised: u32,
+}
+
+fn cached(plan: &Plan<'_>, view: &View<'_>) -> Result<Cached, DeviceError> {
+    let quantised = (view.dtype() == DType::Q8_0).into();
+    // Blocks are read as bytes, and no element of another type beside them.
+    let form = Form::Stored(if quantised == 1 { DType::F32 } else { view.dtype() });
+    Ok(Cached { at: plan.stored(view)?, form, quantised })
+}
+
+pub(super) fn paged_attention(plan: &mut Plan<'_>, op: &PagedAttention<'_>) -> Done {
+    prompt(plan, op)?;
+    decode(plan, op)
+}
+
+fn first_page(op: &PagedAttention<'_>, pages: &At, span: &Span) -> u32 {
+    pages.at + (span.table * op.pages.dim(1)) as u32
+}
+
+fn prompt(plan: &mut Plan<'_>, op: &PagedAttention<'_>) -> Done {
+    let (heads, n, kv_heads) = (op.q.dim(1), op.q.dim(2), op.k_cache.dim(1));
+    let pages = plan.view(&op.pages)?;
+    let mut tiles = Vec::new();
+    for s in op.spans.iter().filter(|s| !s.decode) {
+        for r in (0..s.rows).step_by(TILE) {
+            let of = [s.first_row + r, TILE.min(s.rows - r), s.start + r].map(|n| n as u32);
+            tiles.extend(of.into_iter().chain([first_page(op, &pages, s)]));
+        }
+    }
+    if tiles.is_empty() {
+        return Ok(());
+    }
+    let count = tiles.len() as u32 / 4;
+    let (q, k, v, out) =
+        (plan.view(&op.q)?, cached(plan, &op.k_cache)?, cached(plan, &op.v_cache)?, plan.view(&op.out)?);
+    let ([q_row, q_head], [out_row, out_head]) = (strides(&op.q)?, strides(&op.out)?);
+    let words = [
+        plan.table(tiles),
+        op.scale.to_bits(),
+        q.at,
+        q_row,
+        q_head,
+        k.at.at,
+        v.at.at,
+        word(kv_heads)?,
+        word(heads / kv_heads)?,
+        out.at,
+        out_row,
+        out_head,
+    ];
+    let tables = plan.tables();
+    tiled(plan, [&PROMPT, &PROMPT_SHUFFLED, &PROMPT_MATRIX], n)
+        .set("PAGE", word(op.page_len)?)
+        .set("QUANTISED", k.quantised)
+        .read("tables", Form::U32, &tables)
+        .read("pages", Form::I32, &pages.window)
+        .read("q", Form::F32, &q.window)
+        .read("k_cache", k.form, &k.at.window)
+        .read("v_cache", v.form, &v.at.window)
+        .write("out", Form::F32, &out.window)
+        .grid(&words, [count, word(heads)?, 1])
+}
+
+/// A decoded row: its number, the keys that it sees, and the first of its pages.
+type Row = (usize, usize, u32);
+
+fn decode(plan: &mut Plan<'_>, op: &PagedAttention<'_>) -> Done {
+    let pages = plan.view(&op.pages)?;
+    let spans = op.spans.iter().filter(|s| s.decode);
+    let rows: Vec<Row> = spans
+        .flat_map(|s| {
+            let page = first_page(op, &pages, s);
+            (0..s.rows).map(move |i| (s.first_row + i, s.start + i + 1, page))
+        })
+        .collect();
+    let record = 4 * op.q.dim(1) * (op.q.dim(2) + 2);
+    let mut rest = rows.as_slice();
+    while !rest.is_empty() {
+        // As many rows as there is room for their parts; at least one, whatever it takes.
+        let mut splits = 0;
+        let fits = |&&(_, seen, _): &&Row| {
+            splits += seen.div_ceil(SPLIT);
+            splits * record <= PARTS
+        };
+        let some = rest.iter().take_while(fits).count().max(1);
+        decode_rows(plan, op, &pages, &rest[..some])?;
+        plan.end_op();
+        rest = &rest[some..];
+    }
+    Ok(())
+}
+
+fn decode_rows(plan: &mut Plan<'_>, op: &PagedAttention<'_>, pages: &At, rows: &[Row]) -> Done {
+    let (heads, n, kv_heads) = (op.q.dim(1), op.q.dim(2), op.k_cache.dim(1));
+    let (mut list, mut splits, mut most) = (Vec::new(), 0, 0);
+    for &(row, seen, page) in rows {
+        list.extend([row as u32, seen as u32, page, splits as u32]);
+        let own = seen.div_ceil(SPLIT);
+        (splits, most) = (splits + own, most.max(own));
+    }
+    let parts = plan.temp((4 * splits * heads * (n + 2)) as u64)?;
+    let (q, k, v, out) =
+        (plan.view(&op.q)?, cached(plan, &op.k_cache)?, cached(plan, &op.v_cache)?, plan.view(&op.out)?);
+    let ([q_row, q_head], [out_row, out_head]) = (strides(&op.q)?, strides(&op.out)?);
+    let list = plan.table(list);
+    let words = [list, op.scale.to_bits(), q.at, q_row, q_head, k.at.at, v.at.at, word(kv_heads)?];
+    let tables = plan.tables();
+    plan.kernel(&DECODE)
+        .set("N", word(n)?)
+        .set("GROUP", word(heads / kv_heads)?)
+        .set("SPLIT", SPLIT as u32)
+        .set("PAGE", word(op.page_len)?)
+        .set("QUANTISED", k.quantised)
+        .read("tables", Form::U32, &tables)
+        .read("pages", Form::I32, &pages.window)
+        .read("q", Form::F32, &q.window)
+        .read("k_cache", k.form, &k.at.window)
+        .read("v_cache", v.form, &v.at.window)
+        .write("parts", Form::F32, &parts)
+        .grid(&words, [word(most)?, word(kv_heads)?, word(rows.len())?])?;
+    plan.kernel(&COMBINE)
+        .set("WG", word(n)?.next_power_of_two().clamp(32, 128))
+        .set("N", word(n)?)
+        .set("SPLIT", SPLIT as u32)
+        .read("tables", Form::U32, &tables)
+        .read("parts", Form::F32, &parts)
+        .write("out", Form::F32, &out.window)
+        .grid(&[list, word(heads)?, out.at, out_row, out_head], [word(heads)?, word(rows.len())?, 1])
+}

@@ -1,0 +1,29 @@
+// Elements of a cache of keys or values, and where a sequence's rows lie in it.
+
+fn q8_0(scale: u32, byte: u32) -> f32 {
+    return half_to_f32(scale) * f32(extractBits(bitcast<i32>(byte), 0u, 8u));
+}
+
+// Element `i` of the keys.
+fn key_element(i: u32) -> f32 {
+    if QUANTISED == 1u {
+        let block = p.k_at + (i / 32u) * 34u;
+        return q8_0(k_cache_half(block), k_cache_byte(block + 2u + i % 32u));
+    }
+    return k_cache_f(p.k_at, i);
+}
+
+// Element `i` of the values.
+fn value_element(i: u32) -> f32 {
+    if QUANTISED == 1u {
+        let block = p.v_at + (i / 32u) * 34u;
+        return q8_0(v_cache_half(block), v_cache_byte(block + 2u + i % 32u));
+    }
+    return v_cache_f(p.v_at, i);
+}
+
+// The first element of a head of index `t` of the sequence whose pages begin at `pages`.
+fn cached(first_page: u32, t: u32, kv_head: u32) -> u32 {
+    let slot = u32(pages[first_page + t / PAGE]) * PAGE + t % PAGE;
+    return (slot * p.kv_heads + kv_head) * N;
+}

@@ -1,0 +1,22 @@
+// The first `left` of eight, zeros after them: what lies behind a row is not of this row, and may be NaN.
+fn cut(v: Eight, left: u32) -> Eight {
+    let zero = vec4<f32>(0.0);
+    let at = vec4<u32>(0u, 1u, 2u, 3u);
+    return Eight(select(zero, v.a, at < vec4<u32>(left)), select(zero, v.b, at + vec4<u32>(4u) < vec4<u32>(left)));
+}
+
+// Writes an output: a, or silu(a) b, with what comes after.
+fn finish(row: u32, o: u32, a: f32, b: f32) {
+    var v = a;
+//#if GATED
+    v = silu(a) * b;
+//#end
+//#if BIAS
+    v += bias_f(p.bias, o);
+//#end
+    v = activate(v);
+//#if RESIDUAL
+    v += residual[p.residual + row * p.residual_row + o];
+//#end
+    out[p.out + row * p.out_row + o] = v;
+}

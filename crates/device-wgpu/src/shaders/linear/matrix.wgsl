@@ -1,0 +1,278 @@
+// Prompt rows times a weight on matrix units: f16 times f16, summed in f32. Steps of both operands go through workgroup
+// memory in rows of BK; a subgroup keeps MI x NI squares of products, of eight subgroups two are below each other and
+// four beside each other. The next step is read while the units are busy with the last.
+//
+// What comes in f16 was scaled row by row (see halves.wgsl), and `unscale` takes that back.
+const THREADS: u32 = 256u;
+const BK: u32 = 32u;
+const BM: u32 = 2u * MI * SIDE;
+const BN: u32 = 4u * NI * SIDE;
+// Elements of a row in workgroup memory, and a step of it: eight more than BK, so that rows are in different banks.
+const ROW: u32 = BK + 8u;
+//#if VECTORS
+alias Cell = vec4<f16>;
+const CELL: u32 = 4u;
+//#else
+alias Cell = f16;
+const CELL: u32 = 1u;
+//#end
+var<workgroup> xs: array<Cell, BM * ROW / CELL>;
+var<workgroup> ws: array<Cell, BN * ROW / CELL>;
+//#if GATED
+var<workgroup> vs: array<Cell, BN * ROW / CELL>;
+//#end
+var<workgroup> stage: array<f32, 8u * EACH * SIDE * SIDE>;
+
+fn put_x(at: u32, u: vec4<f16>, v: vec4<f16>) {
+//#if VECTORS
+    xs[at / 4u] = u;
+    xs[at / 4u + 1u] = v;
+//#else
+//#each c 4
+    xs[at + {c}u] = u[{c}];
+    xs[at + {c}u + 4u] = v[{c}];
+//#end
+//#end
+}
+fn put_w(at: u32, u: vec4<f16>, v: vec4<f16>) {
+//#if VECTORS
+    ws[at / 4u] = u;
+    ws[at / 4u + 1u] = v;
+//#else
+//#each c 4
+    ws[at + {c}u] = u[{c}];
+    ws[at + {c}u + 4u] = v[{c}];
+//#end
+//#end
+}
+//#if GATED
+fn put_v(at: u32, u: vec4<f16>, v: vec4<f16>) {
+//#if VECTORS
+    vs[at / 4u] = u;
+    vs[at / 4u + 1u] = v;
+//#else
+//#each c 4
+    vs[at + {c}u] = u[{c}];
+    vs[at + {c}u + 4u] = v[{c}];
+//#end
+//#end
+}
+//#end
+
+fn fetch_w(at: u32, e: u32, k: u32, first_o: u32) -> Eight {
+//#if IN_OUT
+    // A task is eight outputs of an inner element.
+    let i = k + e / (BN / 8u);
+    if i >= p.k { return Eight(vec4<f32>(0.0), vec4<f32>(0.0)); }
+    return a_w8(at + i * p.a_row, 0u, first_o + e % (BN / 8u) * 8u);
+//#else
+    let o = min(first_o + e / (BK / 8u), p.n - 1u);
+    let i = k + e % (BK / 8u) * 8u;
+    if i >= p.k { return Eight(vec4<f32>(0.0), vec4<f32>(0.0)); }
+//#if TAIL
+    return cut(a_w8(at + o * p.a_row, o, i), p.k - i);
+//#else
+    return a_w8(at + o * p.a_row, o, i);
+//#end
+//#end
+}
+//#if GATED
+fn fetch_v(at: u32, e: u32, k: u32, first_o: u32) -> Eight {
+//#if IN_OUT
+    // A task is eight outputs of an inner element.
+    let i = k + e / (BN / 8u);
+    if i >= p.k { return Eight(vec4<f32>(0.0), vec4<f32>(0.0)); }
+    return b_w8(at + i * p.b_row, 0u, first_o + e % (BN / 8u) * 8u);
+//#else
+    let o = min(first_o + e / (BK / 8u), p.n - 1u);
+    let i = k + e % (BK / 8u) * 8u;
+    if i >= p.k { return Eight(vec4<f32>(0.0), vec4<f32>(0.0)); }
+//#if TAIL
+    return cut(b_w8(at + o * p.b_row, o, i), p.k - i);
+//#else
+    return b_w8(at + o * p.b_row, o, i);
+//#end
+//#end
+}
+//#end
+
+fn store_w(e: u32, v: Eight) {
+//#if IN_OUT
+    let at = e % (BN / 8u) * 8u * ROW + e / (BN / 8u);
+    let a = vec4<f16>(v.a);
+    let b = vec4<f16>(v.b);
+//#each c 4
+//#if VECTORS
+    ws[(at + {c}u * ROW) / 4u][at % 4u] = a[{c}];
+    ws[(at + ({c}u + 4u) * ROW) / 4u][at % 4u] = b[{c}];
+//#else
+    ws[at + {c}u * ROW] = a[{c}];
+    ws[at + ({c}u + 4u) * ROW] = b[{c}];
+//#end
+//#end
+//#else
+    put_w(e / (BK / 8u) * ROW + e % (BK / 8u) * 8u, vec4<f16>(v.a), vec4<f16>(v.b));
+//#end
+}
+//#if GATED
+fn store_v(e: u32, v: Eight) {
+//#if IN_OUT
+    let at = e % (BN / 8u) * 8u * ROW + e / (BN / 8u);
+    let a = vec4<f16>(v.a);
+    let b = vec4<f16>(v.b);
+//#each c 4
+//#if VECTORS
+    vs[(at + {c}u * ROW) / 4u][at % 4u] = a[{c}];
+    vs[(at + ({c}u + 4u) * ROW) / 4u][at % 4u] = b[{c}];
+//#else
+    vs[at + {c}u * ROW] = a[{c}];
+    vs[at + ({c}u + 4u) * ROW] = b[{c}];
+//#end
+//#end
+//#else
+    put_v(e / (BK / 8u) * ROW + e % (BK / 8u) * 8u, vec4<f16>(v.a), vec4<f16>(v.b));
+//#end
+}
+//#end
+
+@compute @workgroup_size(256)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(local_invocation_index) t: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+) {
+    let first_o = group.x * BN;
+//#if ROUTED
+    // A tile of the slots of one expert: the expert, where its slots stand in the list, how many. Where there are none, a
+    // workgroup goes through an empty loop: all of it must meet at each barrier.
+    expert = list[p.list + 3u * group.y];
+    let slots = list[p.list + 3u * group.y + 1u];
+    let rows = list[p.list + 3u * group.y + 2u];
+    let first = 0u;
+    let inner = select(p.k, 0u, rows == 0u);
+//#else
+    let first = group.y * BM;
+    let rows = p.m;
+    let inner = p.k;
+//#end
+    let a = p.a + expert * p.a_step;
+//#if GATED
+    let b = p.b + expert * p.b_step;
+//#end
+    // Where the thread's parts of x begin, in vectors of four.
+//#each e EACH_X
+    let row_{e} = min(first + (t + {e}u * THREADS) / (BK / 8u), max(rows, 1u) - 1u);
+//#if ROUTED
+    let x_{e} = (list[slots + row_{e}] / p.top * p.x_row + (t % (BK / 8u)) * 8u) / 4u;
+//#else
+    let x_{e} = (row_{e} * p.x_row + (t % (BK / 8u)) * 8u) / 4u;
+//#end
+    var u_{e} = vec4<f16>();
+    var v_{e} = vec4<f16>();
+//#end
+//#each e EACH_W
+    var w_{e} = Eight(vec4<f32>(0.0), vec4<f32>(0.0));
+//#if GATED
+    var g_{e} = Eight(vec4<f32>(0.0), vec4<f32>(0.0));
+//#end
+//#end
+    let m0 = subgroup / 4u * MI * SIDE;
+    let n0 = subgroup % 4u * NI * SIDE;
+//#each i MI
+//#each j NI
+    var c_{i}_{j} = coop_mat$SIDEx$SIDE<f32, C>();
+//#if GATED
+    var d_{i}_{j} = coop_mat$SIDEx$SIDE<f32, C>();
+//#end
+//#end
+//#end
+    if inner > 0u {
+//#each e EACH_X
+        u_{e} = x[x_{e}];
+        v_{e} = x[x_{e} + 1u];
+//#end
+//#each e EACH_W
+        w_{e} = fetch_w(a, t + {e}u * THREADS, 0u, first_o);
+//#if GATED
+        g_{e} = fetch_v(b, t + {e}u * THREADS, 0u, first_o);
+//#end
+//#end
+    }
+    for (var k = 0u; k < inner; k += BK) {
+        workgroupBarrier();
+//#each e EACH_X
+        put_x((t + {e}u * THREADS) / (BK / 8u) * ROW + t % (BK / 8u) * 8u, u_{e}, v_{e});
+//#end
+//#each e EACH_W
+        store_w(t + {e}u * THREADS, w_{e});
+//#if GATED
+        store_v(t + {e}u * THREADS, g_{e});
+//#end
+//#end
+        workgroupBarrier();
+        let next = k + BK;
+        if next < inner {
+//#each e EACH_X
+            u_{e} = x[x_{e} + next / 4u];
+            v_{e} = x[x_{e} + next / 4u + 1u];
+//#end
+//#each e EACH_W
+            w_{e} = fetch_w(a, t + {e}u * THREADS, next, first_o);
+//#if GATED
+            g_{e} = fetch_v(b, t + {e}u * THREADS, next, first_o);
+//#end
+//#end
+        }
+//#each s STEPS
+        {
+//#each i MI
+            let x_m{i} = coopLoadT<coop_mat$SIDEx$SIDE<f16, A>>(&xs[((m0 + {i}u * SIDE) * ROW + {s}u * SIDE) / CELL], ROW / CELL);
+//#end
+//#each j NI
+            {
+                let w_n = coopLoad<coop_mat$SIDEx$SIDE<f16, B>>(&ws[((n0 + {j}u * SIDE) * ROW + {s}u * SIDE) / CELL], ROW / CELL);
+//#each i MI
+                c_{i}_{j} = coopMultiplyAdd(x_m{i}, w_n, c_{i}_{j});
+//#end
+//#if GATED
+                let v_n = coopLoad<coop_mat$SIDEx$SIDE<f16, B>>(&vs[((n0 + {j}u * SIDE) * ROW + {s}u * SIDE) / CELL], ROW / CELL);
+//#each i MI
+                d_{i}_{j} = coopMultiplyAdd(x_m{i}, v_n, d_{i}_{j});
+//#end
+//#end
+            }
+//#end
+        }
+//#end
+    }
+    // Squares go through workgroup memory, since which lane holds what is the driver's secret.
+    let own = subgroup * EACH * SIDE * SIDE;
+//#each i MI
+//#each j NI
+    workgroupBarrier();
+    coopStoreT(c_{i}_{j}, &stage[own], SIDE);
+//#if GATED
+    coopStoreT(d_{i}_{j}, &stage[own + SIDE * SIDE], SIDE);
+//#end
+    workgroupBarrier();
+    for (var e = lane; e < SIDE * SIDE; e += 32u) {
+        let row = first + m0 + {i}u * SIDE + e / SIDE;
+        let o = first_o + n0 + {j}u * SIDE + e % SIDE;
+        if row < rows && o < p.n {
+//#if ROUTED
+            let to = list[slots + row];
+//#else
+            let to = row;
+//#end
+            let s = unscale[to / p.top];
+//#if GATED
+            finish(to, o, stage[own + e] * s, stage[own + SIDE * SIDE + e] * s);
+//#else
+            finish(to, o, stage[own + e] * s, 0.0);
+//#end
+        }
+    }
+//#end
+//#end
+}

@@ -1,0 +1,151 @@
+// Decode rows times an [out, in] weight. A workgroup computes ROWS outputs of BATCH rows: its threads share out the
+// inner side in eights, so that a weight is read once, whole lines at a time. A row's sum has the same order whatever
+// ROWS and BATCH are.
+var<workgroup> parts: array<f32, PARTS>;
+
+fn dot8(w: Eight, u: vec4<f32>, v: vec4<f32>, sum: f32) -> f32 {
+    var s = fma(w.a.x, u.x, sum);
+    s = fma(w.a.y, u.y, s);
+    s = fma(w.a.z, u.z, s);
+    s = fma(w.a.w, u.w, s);
+    s = fma(w.b.x, v.x, s);
+    s = fma(w.b.y, v.y, s);
+    s = fma(w.b.z, v.z, s);
+    return fma(w.b.w, v.w, s);
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(local_invocation_index) t: u32,
+//#if SUBGROUPS
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+    @builtin(num_subgroups) subgroups: u32,
+//#end
+) {
+    let first = group.x * ROWS;
+//#if ROUTED_IDS
+    // A row and one of its experts.
+    let slot = p.first + group.y;
+    expert = list[p.list + group.y];
+//#end
+//#if ROUTED_SLOTS
+    let slot = list[p.list + group.y];
+//#end
+//#if ROUTED
+    let rows = slot / p.top;
+    let to = slot;
+//#else
+    let rows = group.y * BATCH;
+    let to = rows;
+//#end
+//#each m BATCH
+    let x_{m} = p.x + min(rows + {m}u, p.m - 1u) * p.x_row;
+//#end
+//#each r ROWS
+    let o_{r} = min(first + {r}u, p.n - 1u);
+    let a_{r} = p.a + expert * p.a_step + o_{r} * p.a_row;
+//#if GATED
+    let b_{r} = p.b + expert * p.b_step + o_{r} * p.b_row;
+//#end
+//#each m BATCH
+    var s_{r}_{m} = 0.0;
+//#if GATED
+    var t_{r}_{m} = 0.0;
+//#end
+//#end
+//#end
+    for (var i = t * 8u; i < p.k; i += THREADS * 8u) {
+//#each r ROWS
+        var w_{r} = a_w8(a_{r}, o_{r}, i);
+//#if TAIL
+        w_{r} = cut(w_{r}, p.k - i);
+//#end
+//#if GATED
+        var v_{r} = b_w8(b_{r}, o_{r}, i);
+//#if TAIL
+        v_{r} = cut(v_{r}, p.k - i);
+//#end
+//#end
+//#end
+//#each m BATCH
+        {
+            var u = x4(x_{m} + i);
+            var v = x4(x_{m} + i + 4u);
+//#if TAIL
+            let part = cut(Eight(u, v), p.k - i);
+            u = part.a;
+            v = part.b;
+//#end
+//#each r ROWS
+            s_{r}_{m} = dot8(w_{r}, u, v, s_{r}_{m});
+//#if GATED
+            t_{r}_{m} = dot8(v_{r}, u, v, t_{r}_{m});
+//#end
+//#end
+        }
+//#end
+    }
+
+//#if SUBGROUPS
+//#each r ROWS
+//#each m BATCH
+    {
+        let s = subgroupAdd(s_{r}_{m});
+        if lane == 0u { parts[subgroup * COUNT + {r}u * BATCH + {m}u] = s; }
+//#if GATED
+        let v = subgroupAdd(t_{r}_{m});
+        if lane == 0u { parts[subgroup * COUNT + (ROWS + {r}u) * BATCH + {m}u] = v; }
+//#end
+    }
+//#end
+//#end
+    workgroupBarrier();
+    if t < ROWS * BATCH {
+        var a = 0.0;
+        var b = 0.0;
+        for (var g = 0u; g < subgroups; g++) {
+            a += parts[g * COUNT + t];
+//#if GATED
+            b += parts[g * COUNT + ROWS * BATCH + t];
+//#end
+        }
+        let o = first + t / BATCH;
+        let row = to + t % BATCH;
+        if o < p.n && row < p.m { finish(row, o, a, b); }
+    }
+//#else
+    // Each sum in sixteen parts, and these in order: the order that it has must not depend on BATCH.
+//#each r ROWS
+    workgroupBarrier();
+//#each m BATCH
+    parts[{m}u * THREADS + t] = s_{r}_{m};
+//#if GATED
+    parts[(BATCH + {m}u) * THREADS + t] = t_{r}_{m};
+//#end
+//#end
+    workgroupBarrier();
+    for (var j = t; j < COUNT * 16u; j += THREADS) {
+        let begin = j / 16u * THREADS + j % 16u;
+        var s = 0.0;
+        for (var c = 0u; c < THREADS; c += 16u) { s += parts[begin + c]; }
+        parts[COUNT * THREADS + j] = s;
+    }
+    workgroupBarrier();
+    if t < BATCH {
+        var a = 0.0;
+        var b = 0.0;
+        for (var c = 0u; c < 16u; c++) {
+            a += parts[COUNT * THREADS + t * 16u + c];
+//#if GATED
+            b += parts[COUNT * THREADS + (BATCH + t) * 16u + c];
+//#end
+        }
+        let o = first + {r}u;
+        let row = to + t;
+        if o < p.n && row < p.m { finish(row, o, a, b); }
+    }
+//#end
+//#end
+}

@@ -1,0 +1,36 @@
+// out = x / sqrt(mean(x^2) + eps) * (weight + ONE_PLUS) [* silu(gate)], a workgroup a row.
+struct Params {
+    n: u32, heads: u32, rows: u32, eps: f32,
+    x_at: u32, x_row: u32, x_head: u32,
+    gate_at: u32, gate_row: u32, gate_head: u32,
+    out_at: u32, out_row: u32, out_head: u32,
+    weight_at: u32,
+}
+var<immediate> p: Params;
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let r = group_index(group, groups);
+    if r >= p.rows { return; }
+    let row = r / p.heads;
+    let head = r % p.heads;
+    let source = p.x_at + row * p.x_row + head * p.x_head;
+    let to = p.out_at + row * p.out_row + head * p.out_head;
+    var squares = 0.0;
+    for (var i = lane; i < p.n; i += WG) {
+        let v = x[source + i];
+        squares = fma(v, v, squares);
+    }
+    let scale = 1.0 / sqrt(sum_all(lane, squares) / f32(p.n) + p.eps);
+    for (var i = lane; i < p.n; i += WG) {
+        var y = x[source + i] * scale * (weight_f(p.weight_at, i) + f32(ONE_PLUS));
+        if GATED == 1u {
+            y *= silu(gate[p.gate_at + row * p.gate_row + head * p.gate_head + i]);
+        }
+        out[to + i] = y;
+    }
+}

@@ -1,0 +1,5 @@
+//! The ops of `testkit/ops/mixing.rs` on a graphics adapter.
+
+mod common;
+#[path = "../../testkit/ops/mixing.rs"]
+mod mixing;
