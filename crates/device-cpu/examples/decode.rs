@@ -138,6 +138,7 @@ impl<'a> Case<'a> {
                     codes: self.weights.view(at, DType::U8, [n, form.bytes(k)]),
                     scales: self.weights.view(at + codes, dtype, grid),
                     biases: biases.then(|| self.weights.view(at + codes + scales, dtype, grid)),
+                    order: None,
                     form,
                 };
                 (weight.into(), WeightLayout::OutIn)

@@ -48,6 +48,12 @@ pub trait Device: Send + Sync {
     /// [`DeviceError::Weights`] with the reader's error.
     fn fill(&self, slot: View<'_>, reader: &mut dyn FnMut(&mut [u8]) -> io::Result<()>) -> Result<(), DeviceError>;
 
+    /// Whether linear layers take weights whose columns are [in another order](crate::op::ScaledWeight::order). Of a
+    /// device that doesn't they are widened as they are brought.
+    fn takes_order(&self) -> bool {
+        false
+    }
+
     /// Runs ops in order. Called by [`Pass::submit`](crate::Pass::submit), with checked ops only.
     fn run(&self, ops: &[Recorded<'_>]) -> Result<(), DeviceError>;
 

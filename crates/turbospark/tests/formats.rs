@@ -17,7 +17,7 @@ use turbospark_device::{Device, ReferenceDevice};
 use turbospark_models::config::Config;
 use turbospark_models::{Model, Row, Source};
 use turbospark_testkit::{ExpertLayout, RawTensor, Values, pack, random_checkpoint, read, shared};
-use turbospark_weights::Checkpoint;
+use turbospark_weights::{Checkpoint, Entry};
 
 type Stored = BTreeMap<String, RawTensor>;
 
@@ -71,12 +71,26 @@ fn formats() -> Vec<Format> {
         ("gptq 2-bit", 2, true, false, false),
         ("gptq 3-bit", 3, true, false, false),
         ("gptq 8-bit", 8, true, false, false),
+        ("gptq 3-bit activation order", 3, true, false, true),
+        ("gptq 3-bit in planes", 3, false, false, false),
+        ("gptq 5-bit in planes", 5, false, false, false),
+        ("gptq 6-bit in planes, less one", 6, true, false, true),
+        ("gptq 7-bit in planes", 7, false, false, true),
     ] {
-        let format = if less_one { "gptq" } else { "gptq_v2" };
+        let planes = name.contains("planes");
+        let format = match less_one {
+            true => "gptq",
+            false if planes => "gptq_p",
+            false => "gptq_v2",
+        };
         let config = json!({"quant_method": "gptq", "bits": bits, "group_size": 32, "sym": symmetric,
             "desc_act": act_order, "checkpoint_format": format});
-        add(name, packers::gptq(bits, 32, less_one, symmetric, act_order), quant(config), false);
+        let of = packers::Gptq { bits, group: 32, less_one, symmetric, act_order, planes };
+        add(name, packers::gptq(of), quant(config), false);
     }
+    let dynamic = json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": false, "dynamic": {
+        "-:.*\\.o_proj": {}, "+:.*\\.down_proj": {"bits": 8, "desc_act": true}, ".*v_proj": {"bits": 2, "group_size": 16}}});
+    add("gptq dynamic", packers::gptq_dynamic(), quant(dynamic), false);
     for (name, bits, group, symmetric, dense) in [
         ("compressed 4-bit", 4, 32, true, true),
         ("compressed 4-bit with zeros", 4, 32, false, true),
@@ -86,10 +100,11 @@ fn formats() -> Vec<Format> {
         ("compressed 3-bit, older", 3, 32, false, false),
         ("compressed 6-bit, older", 6, 64, false, false),
         ("compressed 7-bit", 7, 32, false, true),
+        ("compressed 4-bit activation order", 4, 32, false, true),
     ] {
         let config = json!({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {
             "group_0": {"targets": ["Linear"], "weights": {"num_bits": bits, "type": "int", "symmetric": symmetric}}}});
-        add(name, packers::compressed(bits, group, symmetric, dense), quant(config), false);
+        add(name, packers::compressed(bits, group, symmetric, dense, name.contains("order")), quant(config), false);
     }
     let other = |format: &str| json!({"quant_method": "compressed-tensors", "format": format});
     add("compressed int8", packers::int8(), quant(other("int-quantized")), false);
@@ -278,4 +293,29 @@ fn on_the_processor_too() {
         ..Default::default()
     };
     check_all(&turbospark_device_cpu::CpuDevice::new(options).unwrap(), 1e-4);
+}
+
+/// Codes, scales, biases and the order of columns each find their place in a packed folder.
+#[test]
+fn laid_out_for_reading_they_stay_what_they_are() {
+    let device = &ReferenceDevice;
+    for format in formats().iter().filter(|f| ["gptq", "compressed", "awq"].iter().any(|kind| f.name.contains(kind))) {
+        let (folder, _) = quantised(&random_checkpoint(&dense(), ExpertLayout::Split, false, 21), format);
+        let mut config = dense();
+        config[format.config.0] = format.config.1.clone();
+        let [source, target] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        write(source.path(), &config, &folder);
+        let options = turbospark::pack::PackOptions::default();
+        turbospark::pack::pack(source.path(), target.path(), &options, &turbospark::Cancel::new(), &mut |_| {})
+            .unwrap();
+        let of = |path: &Path| {
+            let checkpoint = Checkpoint::open(path).unwrap();
+            let scaled = checkpoint.entries().filter(|(_, entry)| matches!(entry, Entry::Scaled(_))).count();
+            let model = Model::load(Config::parse(&config.to_string()).unwrap(), &checkpoint, device).unwrap();
+            (scaled, logits(&model, device))
+        };
+        let (expected, got) = (of(source.path()), of(target.path()));
+        assert!(expected.0 > 0, "{}: nothing stays quantised", format.name);
+        assert!(expected == got, "{}", format.name);
+    }
 }
