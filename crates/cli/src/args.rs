@@ -139,6 +139,10 @@ pub struct LoadArgs {
     /// Vision tower of a .gguf model, or none to read text alone [default: the mmproj file beside the model]
     #[arg(long, value_name = "FILE|none", value_parser = mmproj)]
     mmproj: Option<Mmproj>,
+    /// How messages become a prompt: a template of the model by its name, or a file that ends in .jinja
+    /// [default: the model's own]
+    #[arg(long, value_name = "NAME|FILE")]
+    chat_template: Option<String>,
     /// Shrink images that --memory leaves no room for, rather than refuse them
     #[arg(long)]
     fit_images: bool,
@@ -165,6 +169,7 @@ impl LoadArgs {
     pub fn options(&self) -> LoadOptions {
         LoadOptions {
             mmproj: self.mmproj.clone().unwrap_or_default(),
+            chat_template: self.chat_template.clone(),
             fit_images: self.fit_images,
             keep_vision: self.keep_vision,
             context: self.context,

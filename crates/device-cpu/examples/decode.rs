@@ -73,6 +73,8 @@ fn forms() -> Vec<(String, Form)> {
         ("affine 6, 64", Unsigned(6), 64, 1, DType::BF16, true),
         ("affine 3, 64", Unsigned(3), 64, 1, DType::BF16, true),
         ("affine 2, 64", Unsigned(2), 64, 1, DType::BF16, true),
+        ("affine 5, 64", Unsigned(5), 64, 1, DType::BF16, true),
+        ("gptq 4, 128", Unsigned(4), 128, 1, DType::F32, true),
         ("int8 channels", Signed8, 2048, 1, DType::BF16, false),
         ("mxfp4, apart", E2M1, 32, 1, DType::F8_E8M0, false),
         ("nvfp4", E2M1, 16, 1, DType::F8_E4M3, false),
@@ -138,6 +140,7 @@ impl<'a> Case<'a> {
                     codes: self.weights.view(at, DType::U8, [n, form.bytes(k)]),
                     scales: self.weights.view(at + codes, dtype, grid),
                     biases: biases.then(|| self.weights.view(at + codes + scales, dtype, grid)),
+                    order: None,
                     form,
                 };
                 (weight.into(), WeightLayout::OutIn)

@@ -90,6 +90,7 @@ impl CpuDevice {
             pool,
             packed: Scratch::new(),
             partial: Scratch::new(),
+            ordered: Scratch::new(),
             owner,
             name: name.as_str().into(),
         };
@@ -119,6 +120,10 @@ impl Device for CpuDevice {
 
     fn precision(&self) -> Precision {
         self.precision
+    }
+
+    fn takes_order(&self) -> bool {
+        true
     }
 
     fn alloc(&self, label: &str, bytes: usize) -> Result<Buffer, DeviceError> {

@@ -382,10 +382,23 @@ impl<'a> Access<'a> {
                 let codes = self.weight(name, &w.codes)?.weight(layout);
                 let scales = self.weight(name, &w.scales)?;
                 let biases = w.biases.as_ref().map(|b| self.weight(name, b)).transpose()?.map(|b| b.first());
+                let order = w.order.as_ref().map(|o| self.order(name, o)).transpose()?;
                 let (first, dtype, stride) = (scales.first(), scales.dtype, scales.dim(1));
-                let scales = Scales { first, biases, dtype, stride, form: w.form };
+                let scales = Scales { first, biases, dtype, stride, form: w.form, order };
                 Ok(Weight { scales: Some(scales), ..codes })
             }
+        }
+    }
+
+    /// The order of a weight's columns, each of which there must be.
+    fn order(&mut self, name: &'static str, view: &View<'a>) -> Result<*const i32, DeviceError> {
+        let order = self.read(name, view)?;
+        let k = order.dim(0);
+        // SAFETY: dense i32, aligned, checked to lie in their buffer, which is locked.
+        let all = unsafe { std::slice::from_raw_parts(order.first().cast::<i32>(), k) };
+        match all.iter().find(|&&i| usize::try_from(i).map_or(true, |i| i >= k)) {
+            Some(i) => Err(refused(format!("{name} has a column for input {i} of {k}"))),
+            None => Ok(all.as_ptr()),
         }
     }
 

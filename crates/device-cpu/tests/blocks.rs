@@ -8,24 +8,6 @@ use turbospark_device::op::*;
 use turbospark_device::{Device, Pass};
 use turbospark_tensor::{DType, widen_into};
 
-/// The formats whose codes are multiplied in integers; the others are dequantised.
-const INTEGERS: [DType; 14] = [
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::IQ4_NL,
-    DType::MXFP4,
-    DType::Q2_K,
-    DType::Q3_K,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-    DType::IQ4_XS,
-    DType::TQ2_0,
-];
-
 /// A layer without prompt rows; its weight lies `shift` bytes into a buffer.
 #[derive(Clone, Debug)]
 struct Case {
@@ -105,7 +87,7 @@ proptest! {
     }
 
     #[test]
-    fn else_products_are_those_of_rounded_activations(case in cases(&INTEGERS)) {
+    fn else_products_are_those_of_rounded_activations(case in cases(&DType::BLOCKS)) {
         let (x, rounded) = (case.x(), rounded(&case.x(), case.k));
         let (want, size) = case.product(&rounded);
         let exact = case.product(&x).0;
@@ -145,7 +127,7 @@ proptest! {
 /// share its rounding, so it takes many rows to see.
 #[test]
 fn rounding_activations_costs_half_a_percent() {
-    for dtype in INTEGERS {
+    for dtype in DType::BLOCKS {
         for (k, seed) in [(256, 1), (512, 2), (1280, 3)] {
             let case = Case { dtype, rows: 64, k, n: 20, shift: 0, seed };
             let (exact, size) = case.product(&case.x());

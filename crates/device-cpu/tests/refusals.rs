@@ -69,6 +69,7 @@ fn codes_and_scales_that_do_not_fit_each_other_are_refused() {
         codes: view(DType::U32, &[4, 16]),
         scales: view(DType::BF16, &[4, 2]),
         biases: Some(view(DType::BF16, &[4, 2])),
+        order: None,
         form: ScaledForm::new(Code::Unsigned(4), 64, 1).unwrap(),
     };
     let bytes = ScaledWeight { codes: view(DType::U8, &[4, 16]), ..good };

@@ -84,6 +84,7 @@ impl Case {
             codes: codes.view(self.shift, self.codes, [self.n, self.width()]),
             scales: scales.view(self.shift, self.scales, grid),
             biases: self.biases.then(|| biases.view(self.shift, self.scales, grid)),
+            order: None,
             form: self.form,
         }
     }

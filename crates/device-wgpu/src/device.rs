@@ -248,6 +248,10 @@ impl Device for WgpuDevice {
         self.gpu.precision
     }
 
+    fn shares_memory(&self) -> bool {
+        self.kind != AdapterKind::Discrete
+    }
+
     fn alloc(&self, label: &str, bytes: usize) -> Result<Buffer, DeviceError> {
         let buffer = self.gpu.allocate(label, bytes)?;
         Ok(Buffer::new(bytes, Memory::new(&self.gpu, buffer)))

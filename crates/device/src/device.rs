@@ -27,6 +27,11 @@ pub trait Device: Send + Sync {
     /// The precision it was made with.
     fn precision(&self) -> Precision;
 
+    /// Whether its memory is the machine's own, so that what the system has free bounds it. A graphics card's isn't.
+    fn shares_memory(&self) -> bool {
+        true
+    }
+
     /// A zeroed buffer of `bytes` bytes, aligned to at least 64.
     ///
     /// # Errors
@@ -47,6 +52,12 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// [`DeviceError::Weights`] with the reader's error.
     fn fill(&self, slot: View<'_>, reader: &mut dyn FnMut(&mut [u8]) -> io::Result<()>) -> Result<(), DeviceError>;
+
+    /// Whether linear layers take weights whose columns are [in another order](crate::op::ScaledWeight::order). Of a
+    /// device that doesn't they are widened as they are brought.
+    fn takes_order(&self) -> bool {
+        false
+    }
 
     /// Runs ops in order. Called by [`Pass::submit`](crate::Pass::submit), with checked ops only.
     fn run(&self, ops: &[Recorded<'_>]) -> Result<(), DeviceError>;

@@ -68,6 +68,7 @@ fn what_mlx_packed_is_read_as_mlx_reads_it() {
             codes: leak(&codes).view(0, DType::U32, [n, codes.shape()[1]]),
             scales: leak(&scales).view(0, t, [n, k / group]),
             biases: biases.map(|b| leak(&b).view(0, t, [n, k / group])),
+            order: None,
             form,
         };
         // MLX dequantises in the type of the scales: product rounded, then sum. In f32 it is what we do, and the float
@@ -113,6 +114,7 @@ fn rows_share_scales() {
         codes: c.view(0, DType::F8_E4M3, [n, k]),
         scales: s.view(0, DType::F32, grid),
         biases: None,
+        order: None,
         form: ScaledForm::new(Code::E4M3, 128, rows).unwrap(),
     };
     let blocks = weight(128, [3, 2]);
@@ -134,5 +136,5 @@ fn rows_do_not_begin_within_a_shared_scale() {
     let buffer = Buffer::new(1 << 20, ());
     let form = ScaledForm::new(Code::E4M3, 128, 128).unwrap();
     let (codes, scales) = (buffer.view(0, DType::F8_E4M3, [300, 200]), buffer.view(0, DType::F32, [3, 2]));
-    ScaledWeight { codes, scales, biases: None, form }.rows(130..170);
+    ScaledWeight { codes, scales, biases: None, order: None, form }.rows(130..170);
 }

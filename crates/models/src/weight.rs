@@ -57,6 +57,7 @@ pub(crate) struct ScaledTensors {
     pub codes: Weight,
     pub scales: Weight,
     pub biases: Option<Weight>,
+    pub order: Option<Weight>,
     pub form: ScaledForm,
 }
 
@@ -88,8 +89,8 @@ impl Matrix {
     /// The tensors that it is made of.
     pub fn tensors(&self) -> impl Iterator<Item = &Weight> {
         match self {
-            Matrix::Plain(w) => [Some(w), None, None],
-            Matrix::Scaled(w) => [Some(&w.codes), Some(&w.scales), w.biases.as_ref()],
+            Matrix::Plain(w) => [Some(w), None, None, None],
+            Matrix::Scaled(w) => [Some(&w.codes), Some(&w.scales), w.biases.as_ref(), w.order.as_ref()],
         }
         .into_iter()
         .flatten()
@@ -99,7 +100,8 @@ impl Matrix {
 impl ScaledTensors {
     fn weight<'a>(&'a self, view: impl Fn(&'a Weight) -> View<'a>) -> ScaledWeight<'a> {
         let biases = self.biases.as_ref().map(&view);
-        ScaledWeight { codes: view(&self.codes), scales: view(&self.scales), biases, form: self.form }
+        let order = self.order.as_ref().map(Weight::view);
+        ScaledWeight { codes: view(&self.codes), scales: view(&self.scales), biases, order, form: self.form }
     }
 }
 

@@ -87,13 +87,13 @@ pub fn set_scales(dtype: DType, block: &mut [u8], half: u16) {
     at.iter().for_each(|&at| block[at..at + 2].copy_from_slice(&half.to_le_bytes()));
 }
 
-/// The rule for activations of decoded rows of `k`: of 32 elements, whole multiples of the largest over 127.
+/// The rule for activations of decoded rows of `k`: of 16 elements, whole multiples of the largest over 127.
 pub fn rounded(x: &[f32], k: usize) -> Vec<f32> {
     let block = |x: &[f32]| {
         let a = x.iter().fold(0f32, |a, x| a.max(x.abs()));
         x.iter().map(|x| (x * (127.0 / a)).round_ties_even() * (a / 127.0)).collect::<Vec<_>>()
     };
-    x.chunks(k).flat_map(|row| row.chunks(32)).flat_map(block).collect()
+    x.chunks(k).flat_map(|row| row.chunks(16)).flat_map(block).collect()
 }
 
 /// A buffer that holds these bytes.

@@ -186,6 +186,12 @@ fn the_source_is_found_where_checkpoints_keep_it() {
     assert!(name(None, json!({})).is_err());
     assert!(name(None, json!({"chat_template": 1})).is_err());
     assert!(ChatTemplate::from_files(None, None).is_err());
+    let config = json!({"chat_template": [{"name": "rag", "template": "r"}, {"name": "tool_use", "template": "t"}]});
+    let config = config.to_string();
+    assert!(ChatTemplate::named(Some(&config), "tool_use").unwrap().is_some());
+    assert!(ChatTemplate::named(Some(&config), "default").unwrap().is_none());
+    assert_eq!(ChatTemplate::names(Some(&config)).unwrap(), "\"rag\", \"tool_use\"");
+    assert!(ChatTemplate::named(None, "default").unwrap().is_none());
     let named = "{{ eos_token }}|{{ bos_token is defined }}";
     assert_eq!(name(Some(named), json!({})).unwrap(), "<|im_end|>|False");
 }

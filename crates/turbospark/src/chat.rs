@@ -120,7 +120,8 @@ impl Model {
         if !media(messages).1.is_empty() {
             return Err(Error::Unsupported("video input is not supported yet; send single frames as images".into()));
         }
-        let Some(template) = &self.inner.template else {
+        let for_tools = self.inner.tool_template.as_ref().filter(|_| options.tools.is_some());
+        let Some(template) = for_tools.or(self.inner.template.as_ref()) else {
             return Err(Error::Unsupported(
                 "this checkpoint has no chat template (chat_template.jinja); prompts can only be built from ids".into(),
             ));

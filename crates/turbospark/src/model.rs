@@ -31,6 +31,8 @@ pub(crate) struct Inner {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Option<ChatTemplate>,
+    /// The one for messages with tools, where it is another.
+    pub(crate) tool_template: Option<ChatTemplate>,
     pub(crate) image_config: Option<ImageConfig>,
     pub(crate) generation: GenerationConfig,
     pub(crate) decode_limits: DecodeLimits,
@@ -167,10 +169,9 @@ impl Model {
         let tokenizer_json = folder.require(Sidecar::Tokenizer)?;
         let tokenizer = Tokenizer::from_json(tokenizer_json.as_bytes(), tokenizer_config.as_deref())?;
         let jinja = folder.text(Sidecar::ChatTemplate)?;
-        let template = match (jinja.as_deref(), tokenizer_config.as_deref()) {
-            (None, Some(c)) if !c.contains("\"chat_template\"") => None,
-            (None, None) => None,
-            (jinja, config) => Some(ChatTemplate::from_files(jinja, config)?),
+        let (template, tool_template) = match &options.chat_template {
+            Some(choice) => (Some(chosen_template(choice, tokenizer_config.as_deref())?), None),
+            None => templates(jinja.as_deref(), tokenizer_config.as_deref())?,
         };
         let generation = folder.text(Sidecar::GenerationConfig)?;
         let generation = GenerationConfig::load(generation.as_deref(), Some(&config_text), Some(&tokenizer))?;
@@ -194,7 +195,7 @@ impl Model {
         let planned = turbospark_models::plan(config.clone(), &checkpoint, &how)?;
         let patch = image_config.as_ref().map_or(1, |i| i.layout.patch_size * i.layout.patch_size);
         let peak = peak_bytes().filter(|_| peak_bytes() > peak_before);
-        let system = options.memory.is_none() && options.residency == ResidencyChoice::Auto;
+        let system = options.memory.is_none() && options.residency == ResidencyChoice::Auto && device.shares_memory();
         let demand = Demand {
             config: config.clone(),
             sizes: UnitSizes::of(&planned),
@@ -243,6 +244,7 @@ impl Model {
                 device,
                 tokenizer,
                 template,
+                tool_template,
                 image_config,
                 generation,
                 decode_limits,
@@ -501,6 +503,33 @@ impl Engine {
             tower_ran: false,
         })
     }
+}
+
+/// The checkpoint's template, and the one for messages with tools where it is another.
+fn templates(jinja: Option<&str>, config: Option<&str>) -> Result<(Option<ChatTemplate>, Option<ChatTemplate>)> {
+    match (jinja, config) {
+        (None, Some(config)) if !config.contains("\"chat_template\"") => return Ok((None, None)),
+        (None, None) => return Ok((None, None)),
+        _ => {}
+    }
+    // A file of its own is one template for all.
+    let for_tools = if jinja.is_none() { ChatTemplate::named(config, "tool_use")? } else { None };
+    Ok((Some(ChatTemplate::from_files(jinja, config)?), for_tools))
+}
+
+/// The template that was asked for: a file, or one of the checkpoint's by its name.
+fn chosen_template(choice: &str, config: Option<&str>) -> Result<ChatTemplate> {
+    if Path::new(choice).extension().is_some_and(|e| e == "jinja") {
+        let source = std::fs::read_to_string(choice)
+            .map_err(|e| Error::Options(format!("the chat template {choice:?} can't be read: {e}")))?;
+        return Ok(ChatTemplate::new(&source)?);
+    }
+    ChatTemplate::named(config, choice)?.map(Ok).unwrap_or_else(|| {
+        let names = ChatTemplate::names(config)?;
+        Err(Error::Options(format!(
+            "the model has no chat template named {choice:?}; it has {names}; a file must end in .jinja"
+        )))
+    })
 }
 
 /// The name of a folder, or of a file without its extension.

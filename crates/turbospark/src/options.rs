@@ -59,6 +59,9 @@ pub struct LoadOptions {
     pub quant: Option<Quant>,
     /// Where the vision tower of a GGUF model is looked for.
     pub mmproj: Mmproj,
+    /// How messages become a prompt: the name of one of the checkpoint's templates, or the path of a file that ends in
+    /// `.jinja`; `None` takes the checkpoint's own, and where tools are given the one called `tool_use` if there is one.
+    pub chat_template: Option<String>,
     /// The most memory that the process may use, weights and caches and all; `None` takes what the system and its
     /// groups have free, less a reserve.
     pub memory: Option<u64>,
@@ -107,6 +110,7 @@ impl Default for LoadOptions {
             precision: Precision::Auto,
             quant: None,
             mmproj: Mmproj::Beside,
+            chat_template: None,
             memory: None,
             residency: ResidencyChoice::Auto,
             keep_vision: false,

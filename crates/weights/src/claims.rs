@@ -131,6 +131,7 @@ fn dequantised(scaled: &Scaled) -> Piece {
     let (form, shape) = (scaled.form, scaled.shape);
     let dtype = scaled.scales.dtype();
     let pieces: Vec<&Piece> = scaled.pieces().collect();
+    let (biased, ordered) = (scaled.biases.is_some(), scaled.order.is_some());
     let &[.., out_dim, in_dim] = shape.dims() else { unreachable!("a scaled weight has rows") };
     made_from("dequantised", &pieces, shape, move |parts, out| {
         let matrices = out.len() / (out_dim * in_dim).max(1);
@@ -139,8 +140,17 @@ fn dequantised(scaled: &Scaled) -> Piece {
             &parts[i][m * each..(m + 1) * each]
         };
         for (m, out) in out.chunks_exact_mut((out_dim * in_dim).max(1)).enumerate() {
-            let biases = (parts.len() > 2).then(|| share(2, m));
+            let biases = biased.then(|| share(2, m));
             form.widen_matrix(share(0, m), share(1, m), biases, dtype, in_dim, out);
+        }
+        if let (true, Some(order)) = (ordered, parts.last()) {
+            let order: Vec<usize> = order.as_chunks().0.iter().map(|&i| i32::from_le_bytes(i) as usize).collect();
+            let mut row = vec![0f32; in_dim];
+            for out in out.chunks_exact_mut(in_dim.max(1)) {
+                row.copy_from_slice(out);
+                // An order from a file may name inputs that there are not.
+                order.iter().zip(&row).for_each(|(&i, &v)| out.get_mut(i).map_or((), |o| *o = v));
+            }
         }
     })
 }

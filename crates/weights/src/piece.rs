@@ -131,6 +131,8 @@ pub struct Scaled {
     pub scales: Piece,
     /// As `scales`, where the form has biases.
     pub biases: Option<Piece>,
+    /// I32 `[in]`, where columns were sorted so that a group's lie together: column `j` belongs to input `order[j]`.
+    pub order: Option<Piece>,
     /// Bits, groups and what a code means.
     pub form: ScaledForm,
 }
@@ -138,7 +140,7 @@ pub struct Scaled {
 impl Scaled {
     /// The tensors that it is made of.
     pub fn pieces(&self) -> impl Iterator<Item = &Piece> {
-        [Some(&self.codes), Some(&self.scales), self.biases.as_ref()].into_iter().flatten()
+        [Some(&self.codes), Some(&self.scales), self.biases.as_ref(), self.order.as_ref()].into_iter().flatten()
     }
 }
 

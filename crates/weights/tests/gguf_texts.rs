@@ -63,6 +63,16 @@ fn scores_become_merges() {
 }
 
 #[test]
+fn named_templates_are_a_list() {
+    let file = |writer: GgufWriter| parsed(gguf::tokenizer_config_json(&metadata(writer)))["chat_template"].clone();
+    let named = || gpt2(&TOKENS, &TYPES, &[]).text("tokenizer.chat_template.tool_use", "t");
+    let tool_use = json!({ "name": "tool_use", "template": "t" });
+    assert_eq!(file(named()), json!([tool_use]));
+    let both = named().texts("tokenizer.chat_templates", &["tool_use"]).text("tokenizer.chat_template", "d");
+    assert_eq!(file(both), json!([tool_use, { "name": "default", "template": "d" }]));
+}
+
+#[test]
 fn configurations_name_the_special_tokens() {
     let file = metadata(
         gpt2(&TOKENS, &TYPES, &[])

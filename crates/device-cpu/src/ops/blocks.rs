@@ -1,7 +1,7 @@
 //! Which kernel takes a linear layer, by the kind of its rows and the form of its weights.
 
 use super::finish::Linear;
-use super::{Engine, Rows, matrix, row, row_blocks, row_e4m3, row_exact};
+use super::{Engine, Rows, matrix, order, row, row_blocks, row_e4m3, row_exact};
 
 /// Which kernel takes the rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -19,6 +19,10 @@ pub(super) enum Kind {
 pub(super) unsafe fn linear(engine: &mut Engine, kind: Kind, x: Rows<'_>, rows: usize, linear: &Linear<'_>) {
     if rows == 0 || linear.n == 0 {
         return;
+    }
+    if linear.weight.order().or(linear.gate.and_then(|g| g.order())).is_some() {
+        // SAFETY: the caller's promise.
+        return unsafe { order::linear(engine, kind, x, rows, linear) };
     }
     let weights = [Some(linear.weight), linear.gate];
     let mut weights = weights.iter().flatten();

@@ -1,11 +1,14 @@
 //! Activations as signed bytes, for products in integers.
 //!
-//! Of each 32 elements of a row, with `a` the largest absolute value: `d = a / 127`, and an element is the whole
+//! Of each 16 elements of a row, with `a` the largest absolute value: `d = a / 127`, and an element is the whole
 //! number nearest to `x * (127 / a)`, ties to even. Where `a` is below 2^-100 all are zero. Where an element is not
 //! finite `d` is NaN, so that the products are.
+//!
+//! Sixteen, as a lane takes them: blocks of 32 would cost the same and round half as much again where one element is
+//! large (docs/quantisation.md).
 
 use super::{Engine, Rows, Shared};
-use crate::simd::bytes::{SUPER, block, group};
+use crate::simd::bytes::{SUPER, group};
 use crate::simd::{Simd, Task};
 
 /// A superblock's codes, four elements of each lane's group after the other's, and what goes with the lanes.
@@ -65,12 +68,12 @@ impl Task for Quantise<'_> {
 #[inline(always)]
 fn quantise(x: &[f32; SUPER], out: &mut Codes) {
     let mut codes = [0i8; SUPER];
-    let mut scales = [0f32; SUPER / 32];
+    let mut scales = [0f32; SUPER / 16];
     for (b, scale) in scales.iter_mut().enumerate() {
         // By their bits, so that infinity and NaN are the largest.
         let mut largest = 0;
-        for i in 0..32 {
-            largest = largest.max(x[32 * b + i].to_bits() & 0x7fff_ffff);
+        for i in 0..16 {
+            largest = largest.max(x[16 * b + i].to_bits() & 0x7fff_ffff);
         }
         let a = f32::from_bits(largest);
         *scale = if a.is_finite() { a / 127.0 } else { f32::NAN };
@@ -78,9 +81,9 @@ fn quantise(x: &[f32; SUPER], out: &mut Codes) {
         if inverse == 0.0 && a.is_finite() {
             *scale = 0.0;
         }
-        for i in 0..32 {
+        for i in 0..16 {
             // Adding 1.5 * 2^23 leaves the whole number in the low bits.
-            codes[32 * b + i] = (x[32 * b + i] * inverse + 12_582_912.0).to_bits() as i8;
+            codes[16 * b + i] = (x[16 * b + i] * inverse + 12_582_912.0).to_bits() as i8;
         }
     }
     for lane in 0..16 {
@@ -90,9 +93,9 @@ fn quantise(x: &[f32; SUPER], out: &mut Codes) {
             out.codes[i / 4][lane][i % 4] = code;
             sum += i32::from(code);
         }
-        out.scale[lane] = scales[block(lane)];
+        out.scale[lane] = scales[group(lane)];
         out.minus_sum[lane] = -sum;
-        out.sum[lane] = scales[block(lane)] * sum as f32;
+        out.sum[lane] = scales[group(lane)] * sum as f32;
     }
 }
 
@@ -112,7 +115,7 @@ mod tests {
         quantise(&x, &mut out);
         for lane in 0..16 {
             let of = |i: usize| x[16 * group(lane) + i];
-            let all = &x[32 * block(lane)..][..32];
+            let all = &x[16 * group(lane)..][..16];
             let a = all.iter().fold(0f32, |a, x| a.max(x.abs()));
             let bad = all.iter().any(|x| !x.is_finite());
             let zero = a < 2f32.powi(-100);

@@ -13,6 +13,7 @@ mod gates;
 mod matmul;
 mod matrix;
 mod norm;
+mod order;
 mod outputs;
 mod paged;
 mod row;
@@ -43,6 +44,8 @@ pub(crate) struct Engine {
     pub packed: Scratch,
     /// Partial results that a second region puts together.
     pub partial: Scratch,
+    /// Activations in the order of a weight's columns.
+    pub ordered: Scratch,
     pub owner: usize,
     pub name: Arc<str>,
 }

@@ -16,9 +16,10 @@ use super::{Engine, Rows, Shared};
 use crate::isa::Kernels;
 use crate::scratch::local;
 use crate::simd::bytes::formats::{Iq4Nl, MxFp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Unpacked, Values};
+use crate::simd::bytes::grid_formats::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Tq1_0};
 use crate::simd::bytes::k_formats::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K, Tq2_0};
 use crate::simd::bytes::rows::{
-    Apart, Bf16Biased, Blocks, F16Biased, Few, Floats, Known, Nothing, Packed, Powers, Signed, Unsigned,
+    Apart, Bf16Biased, Blocks, F16Biased, F32Biased, Few, Floats, Known, Nothing, Packed, Powers, Signed, Unsigned,
 };
 use crate::simd::bytes::{self, ByteTask, Bytes, SUPER};
 use crate::simd::stored::Weight;
@@ -28,23 +29,7 @@ use crate::simd::{Simd, Task};
 pub(super) fn takes(w: &Weight) -> bool {
     match &w.scales {
         Some(scales) => scales.form.code() != Code::E4M3,
-        None => matches!(
-            w.dtype,
-            DType::Q8_0
-                | DType::Q4_0
-                | DType::Q4_1
-                | DType::Q5_0
-                | DType::Q5_1
-                | DType::IQ4_NL
-                | DType::MXFP4
-                | DType::Q2_K
-                | DType::Q3_K
-                | DType::Q4_K
-                | DType::Q5_K
-                | DType::Q6_K
-                | DType::IQ4_XS
-                | DType::TQ2_0
-        ),
+        None => w.dtype.is_block(),
     }
 }
 
@@ -111,12 +96,17 @@ fn products(kernels: Kernels, w: &Weight, sums: Sums<'_>) {
     }
     match (&w.scales, w.dtype) {
         (Some(s), _) => match s.form.code() {
+            Code::Unsigned(2) if Bf16Biased::fits(s) => of!(Apart::<Few<2>, Bf16Biased>::new(w, s)),
             Code::Unsigned(2) => of!(Apart::<Few<2>, Nothing>::new(w, s)),
+            Code::Unsigned(3) if Bf16Biased::fits(s) => of!(Apart::<Few<3>, Bf16Biased>::new(w, s)),
             Code::Unsigned(3) => of!(Apart::<Few<3>, Nothing>::new(w, s)),
             Code::Unsigned(4) if Bf16Biased::fits(s) => of!(Apart::<Few<4>, Bf16Biased>::new(w, s)),
             Code::Unsigned(4) if F16Biased::fits(s) => of!(Apart::<Few<4>, F16Biased>::new(w, s)),
+            Code::Unsigned(4) if F32Biased::fits(s) => of!(Apart::<Few<4>, F32Biased>::new(w, s)),
             Code::Unsigned(4) => of!(Apart::<Few<4>, Nothing>::new(w, s)),
+            Code::Unsigned(5) if Bf16Biased::fits(s) => of!(Apart::<Few<5>, Bf16Biased>::new(w, s)),
             Code::Unsigned(5) => of!(Apart::<Few<5>, Nothing>::new(w, s)),
+            Code::Unsigned(6) if Bf16Biased::fits(s) => of!(Apart::<Few<6>, Bf16Biased>::new(w, s)),
             Code::Unsigned(6) => of!(Apart::<Few<6>, Nothing>::new(w, s)),
             Code::Unsigned(_) if Bf16Biased::fits(s) => of!(Apart::<Unsigned, Bf16Biased>::new(w, s)),
             Code::Unsigned(_) => of!(Apart::<Unsigned, Nothing>::new(w, s)),
@@ -139,6 +129,14 @@ fn products(kernels: Kernels, w: &Weight, sums: Sums<'_>) {
         (None, DType::Q6_K) => of!(Blocks::<Q6K>::new(w)),
         (None, DType::IQ4_XS) => of!(Blocks::<Iq4Xs>::new(w)),
         (None, DType::TQ2_0) => of!(Blocks::<Tq2_0>::new(w)),
+        (None, DType::IQ2_XXS) => of!(Blocks::<Iq2Xxs>::new(w)),
+        (None, DType::IQ2_XS) => of!(Blocks::<Iq2Xs>::new(w)),
+        (None, DType::IQ2_S) => of!(Blocks::<Iq2S>::new(w)),
+        (None, DType::IQ3_XXS) => of!(Blocks::<Iq3Xxs>::new(w)),
+        (None, DType::IQ3_S) => of!(Blocks::<Iq3S>::new(w)),
+        (None, DType::IQ1_S) => of!(Blocks::<Iq1S>::new(w)),
+        (None, DType::IQ1_M) => of!(Blocks::<Iq1M>::new(w)),
+        (None, DType::TQ1_0) => of!(Blocks::<Tq1_0>::new(w)),
         (None, other) => unreachable!("{other} has no kernel"),
     }
 }

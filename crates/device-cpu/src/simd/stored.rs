@@ -157,12 +157,20 @@ pub(crate) struct Scales {
     pub stride: usize,
     /// What codes stand for, and how many elements share a scale.
     pub form: ScaledForm,
+    /// The input that each column belongs to, where they are in another order: as many as columns, aligned, and inputs
+    /// that there are.
+    pub order: Option<*const i32>,
 }
 
 impl Weight {
     /// Whether its rows are dequantised before a kernel of plain weights may take them.
     pub(crate) fn is_quantised(&self) -> bool {
         self.dtype.is_block() || self.scales.is_some()
+    }
+
+    /// The order of its columns, if they have one; see [`Scales::order`].
+    pub(crate) fn order(&self) -> Option<*const i32> {
+        self.scales.and_then(|scales| scales.order)
     }
 
     /// Whether part of a block takes as long as all of it to dequantise.

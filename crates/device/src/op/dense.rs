@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use turbospark_tensor::{DType, ScaledForm};
 
-use super::check::{Checked, apart, dense, f32s, rank, require, rows as weight_rows, sides, weight};
+use super::check::{Checked, apart, dense, f32s, i32s, rank, require, rows as weight_rows, sides, weight};
 use crate::View;
 
 /// How a linear weight is stored.
@@ -37,6 +37,9 @@ pub struct ScaledWeight<'a> {
     pub scales: View<'a>,
     /// As `scales`, of a float type.
     pub biases: Option<View<'a>>,
+    /// I32 `[in]`, dense, each input once: column `j` of the codes belongs to input `order[j]`. Only for a device that
+    /// [takes it](crate::Device::takes_order).
+    pub order: Option<View<'a>>,
     /// What a code stands for, and how many elements share a scale.
     pub form: ScaledForm,
 }
@@ -87,8 +90,8 @@ impl<'a> LinearWeight<'a> {
     /// The tensors that it is made of.
     pub fn views(&self) -> impl Iterator<Item = &View<'a>> {
         match self {
-            LinearWeight::View(v) => [Some(v), None, None],
-            LinearWeight::Scaled(w) => [Some(&w.codes), Some(&w.scales), w.biases.as_ref()],
+            LinearWeight::View(v) => [Some(v), None, None, None],
+            LinearWeight::Scaled(w) => [Some(&w.codes), Some(&w.scales), w.biases.as_ref(), w.order.as_ref()],
         }
         .into_iter()
         .flatten()
@@ -192,6 +195,9 @@ pub(super) fn scaled(name: &str, w: &ScaledWeight<'_>, n: usize, k: usize) -> Ch
     let (scales_name, grid) = (format!("{name} scales"), form.grid(n, k));
     sides(&scales_name, scales, &grid)?;
     dense(&scales_name, scales)?;
+    if let Some(order) = &w.order {
+        i32s(&format!("{name} order"), order, &[k])?;
+    }
     let Some(biases) = &w.biases else { return Ok(()) };
     weight(&format!("{name} biases"), biases, &grid)?;
     let (scales, biases) = (scales.dtype(), biases.dtype());

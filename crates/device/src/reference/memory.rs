@@ -84,6 +84,7 @@ pub(super) fn load_weight(w: &LinearWeight<'_>, k: usize) -> Result<Vec<f32>, De
     let bytes = |v: &View<'_>| of(v)?.with(v, len(v)?, |m| m.to_vec());
     let (codes, scales) = (bytes(&w.codes)?, bytes(&w.scales)?);
     let biases = w.biases.as_ref().map(bytes).transpose()?;
+    let order = w.order.as_ref().map(load_i32).transpose()?;
     let (n, dtype) = (w.codes.dim(0), w.scales.dtype());
     let (row, grid_row) = (w.codes.dim(1) * w.codes.dtype().size(), w.scales.dim(1) * dtype.size());
     let mut out = vec![0.0; n * k];
@@ -91,6 +92,20 @@ pub(super) fn load_weight(w: &LinearWeight<'_>, k: usize) -> Result<Vec<f32>, De
         let at = r / w.form.rows() * grid_row..(r / w.form.rows() + 1) * grid_row;
         let biases = biases.as_ref().map(|b| &b[at.clone()]);
         w.form.widen_row(&codes[r * row..(r + 1) * row], &scales[at.clone()], biases, dtype, out);
+    }
+    if let Some(order) = order {
+        let bad = |i: i32| DeviceError::Op {
+            scope: String::new(),
+            op: "",
+            message: format!("the order of the columns names input {i} of {k}"),
+        };
+        if let Some(&i) = order.iter().find(|&&i| usize::try_from(i).map_or(true, |i| i >= k)) {
+            return Err(bad(i));
+        }
+        for out in out.chunks_exact_mut(k.max(1)) {
+            let row = out.to_vec();
+            order.iter().zip(&row).for_each(|(&i, &v)| out[i as usize] = v);
+        }
     }
     Ok(out)
 }

@@ -29,6 +29,10 @@ impl Device for ReferenceDevice {
         Precision::F32
     }
 
+    fn takes_order(&self) -> bool {
+        true
+    }
+
     fn alloc(&self, label: &str, bytes: usize) -> Result<Buffer, DeviceError> {
         Memory::zeroed(bytes)
             .map(|m| Buffer::new(bytes, m))

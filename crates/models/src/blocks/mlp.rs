@@ -226,5 +226,5 @@ fn narrowed(weight: LinearWeight<'_>, axis: usize, part: Range<usize>) -> Option
     }
     let grid = part.start / shared..part.end / shared;
     let (scales, biases) = (w.scales.narrow(axis, grid.clone()), w.biases.map(|b| b.narrow(axis, grid)));
-    Some(ScaledWeight { codes: w.codes.narrow(axis, part), scales, biases, form: w.form }.into())
+    Some(ScaledWeight { codes: w.codes.narrow(axis, part), scales, biases, form: w.form, order: w.order }.into())
 }

@@ -67,13 +67,23 @@ impl Loader<'_> {
         Ok(adopted)
     }
 
+    /// Claims a linear weight as it is stored, or widened where its columns are in an order that the device doesn't take.
+    pub(super) fn claim(&mut self, name: &str, dims: &[usize]) -> Result<Linear> {
+        Ok(match self.claims.take_linear(name, Shape::new(dims))? {
+            Linear::Scaled(s) if s.order.is_some() && !self.device.takes_order() => {
+                Linear::Piece(self.claims.take(name, Shape::new(dims))?)
+            }
+            linear => linear,
+        })
+    }
+
     /// A linear weight or table `[out, in]`, quantised where that is asked for and its rows are whole blocks.
     pub(super) fn linear(&mut self, name: &str, dims: &[usize], role: Role) -> Result<Matrix> {
         self.linear_as(name, dims, self.how.quant, role)
     }
 
     pub(super) fn linear_as(&mut self, name: &str, dims: &[usize], quant: Option<Quant>, role: Role) -> Result<Matrix> {
-        let linear = self.claims.take_linear(name, Shape::new(dims))?;
+        let linear = self.claim(name, dims)?;
         let Some(dtype) = self.format(&linear, quant, role, dims[dims.len() - 1]) else {
             return self.bring_linear(name, &linear);
         };
@@ -87,7 +97,7 @@ impl Loader<'_> {
 
     /// A linear weight in the form that it is stored in.
     pub(super) fn stored(&mut self, name: &str, dims: &[usize]) -> Result<Matrix> {
-        let linear = self.claims.take_linear(name, Shape::new(dims))?;
+        let linear = self.claim(name, dims)?;
         self.bring_linear(name, &linear)
     }
 
@@ -101,12 +111,13 @@ impl Loader<'_> {
         }
         match linear {
             Linear::Piece(piece) => Ok(Matrix::Plain(self.bring(name, piece)?)),
-            Linear::Scaled(Scaled { shape, codes, scales, biases, form }) => {
+            Linear::Scaled(Scaled { shape, codes, scales, biases, order, form }) => {
                 Ok(Matrix::Scaled(Box::new(ScaledTensors {
                     shape: *shape,
                     codes: self.bring(name, codes)?,
                     scales: self.bring(name, scales)?,
                     biases: biases.as_ref().map(|b| self.bring(name, b)).transpose()?,
+                    order: order.as_ref().map(|o| self.bring(name, o)).transpose()?,
                     form: *form,
                 })))
             }
@@ -116,7 +127,7 @@ impl Loader<'_> {
     /// A linear weight of the tower of which ops take ranges of `part` outputs: those that share a scale across such a
     /// border are widened.
     pub(super) fn in_parts(&mut self, name: &str, dims: &[usize], part: usize) -> Result<Matrix> {
-        match self.claims.take_linear(name, Shape::new(dims))? {
+        match self.claim(name, dims)? {
             Linear::Scaled(s) if s.form.rows() > 1 && !part.is_multiple_of(s.form.rows()) => {
                 let piece = self.claims.take(name, Shape::new(dims))?;
                 self.bring_linear(name, &Linear::Piece(piece))

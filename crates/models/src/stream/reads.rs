@@ -129,12 +129,21 @@ impl Laid {
     }
 }
 
+/// What lies beside the codes of a weight.
+#[derive(Clone, Copy, Debug)]
+struct LaidScales {
+    scales: Laid,
+    biases: Option<Laid>,
+    order: Option<Laid>,
+    form: ScaledForm,
+}
+
 /// A linear weight of an expert in a slot.
 #[derive(Clone, Debug)]
 pub(crate) struct LaidMatrix {
     codes: Laid,
-    /// Scales, biases and form of a weight that has them apart.
-    scaled: Option<(Laid, Option<Laid>, ScaledForm)>,
+    /// Of a weight with scales of its own.
+    scaled: Option<LaidScales>,
     /// Of a fused tensor stored `[in, out]`: the columns that are this weight.
     columns: Option<(usize, usize)>,
 }
@@ -143,9 +152,9 @@ impl LaidMatrix {
     pub fn weight<'b>(&self, slot: &'b Buffer) -> LinearWeight<'b> {
         let codes = self.codes.view(slot);
         match &self.scaled {
-            Some((scales, biases, form)) => {
-                let biases = biases.as_ref().map(|b| b.view(slot));
-                ScaledWeight { codes, scales: scales.view(slot), biases, form: *form }.into()
+            Some(LaidScales { scales, biases, order, form }) => {
+                let [biases, order] = [biases, order].map(|part| part.as_ref().map(|part| part.view(slot)));
+                ScaledWeight { codes, scales: scales.view(slot), biases, order, form: *form }.into()
             }
             None => match self.columns {
                 Some((first, end)) => codes.narrow(1, first..end).into(),
@@ -195,7 +204,12 @@ impl ExpertReads {
                 shape: pieces[next + i].shape(),
             };
             let scaled = match &part.source {
-                Linear::Scaled(s) => Some((at(1), (count > 2).then(|| at(2)), s.form)),
+                Linear::Scaled(s) => Some(LaidScales {
+                    scales: at(1),
+                    biases: s.biases.is_some().then(|| at(2)),
+                    order: s.order.is_some().then(|| at(count - 1)),
+                    form: s.form,
+                }),
                 Linear::Piece(_) => None,
             };
             let fused = layout == WeightLayout::InOut && part.rows < part.all;

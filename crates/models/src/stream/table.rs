@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use turbospark_tensor::{DType, ScaledForm, widen_into};
-use turbospark_weights::{Checkpoint, DirectFile, Linear, Piece, Place};
+use turbospark_weights::{Checkpoint, DirectFile, Linear, Piece, Place, Scaled};
 
 use super::disk::Counters;
 use crate::{ModelError, Result};
@@ -78,6 +78,7 @@ fn places(linear: &Linear) -> Option<Vec<Place>> {
     };
     match linear {
         Linear::Piece(piece) => Some(vec![place(piece)?]),
+        Linear::Scaled(Scaled { order: Some(_), .. }) => None,
         Linear::Scaled(s) => s.pieces().map(place).collect(),
     }
 }
@@ -106,11 +107,12 @@ pub(crate) fn shards(linear: &Linear, bytes: usize) -> Option<Vec<(usize, Linear
         let scales = |place: &Place| cut(place, first / shared, end.div_ceil(shared));
         let part = match linear {
             Linear::Piece(_) => Linear::Piece(cut(&places[0], first, end)),
-            Linear::Scaled(s) => Linear::Scaled(turbospark_weights::Scaled {
+            Linear::Scaled(s) => Linear::Scaled(Scaled {
                 shape: turbospark_tensor::Shape::from([end - first, s.shape.last()]),
                 codes: cut(&places[0], first, end),
                 scales: scales(&places[1]),
                 biases: places.get(2).map(scales),
+                order: None,
                 form: s.form,
             }),
         };

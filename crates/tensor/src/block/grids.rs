@@ -17,27 +17,37 @@ const TERNARY: [i8; 3] = [-1, 0, 1];
 const TWO_BIT: [i8; 3] = [8, 25, 43];
 
 /// Of `IQ1_S` and `IQ1_M`.
-pub(super) static IQ1: [[i8; 8]; 2048] = unpack(&iq1::CODES, &TERNARY);
-pub(super) static IQ2_XXS: [[i8; 8]; 256] = unpack(&iq2_xxs::CODES, &TWO_BIT);
-pub(super) static IQ2_XS: [[i8; 8]; 512] = unpack(&iq2_xs::CODES, &TWO_BIT);
-pub(super) static IQ2_S: [[i8; 8]; 1024] = unpack(&iq2_s::CODES, &TWO_BIT);
-pub(super) static IQ3_XXS: [[i8; 4]; 256] = unpack(&iq3_xxs::CODES, &[4, 12, 20, 28, 36, 44, 52, 62]);
-pub(super) static IQ3_S: [[i8; 4]; 512] = unpack(&iq3_s::CODES, &[1, 3, 5, 7, 9, 11, 13, 15]);
+pub static IQ1: Grid<8, 2048> = unpack(&iq1::CODES, &TERNARY);
+/// Of `IQ2_XXS`.
+pub static IQ2_XXS: Grid<8, 256> = unpack(&iq2_xxs::CODES, &TWO_BIT);
+/// Of `IQ2_XS`.
+pub static IQ2_XS: Grid<8, 512> = unpack(&iq2_xs::CODES, &TWO_BIT);
+/// Of `IQ2_S`.
+pub static IQ2_S: Grid<8, 1024> = unpack(&iq2_s::CODES, &TWO_BIT);
+/// Of `IQ3_XXS`.
+pub static IQ3_XXS: Grid<4, 256> = unpack(&iq3_xxs::CODES, &[4, 12, 20, 28, 36, 44, 52, 62]);
+/// Of `IQ3_S`.
+pub static IQ3_S: Grid<4, 512> = unpack(&iq3_s::CODES, &[1, 3, 5, 7, 9, 11, 13, 15]);
 
 /// The grid of a format, its entries one after the other: fours of `IQ3`, eights of the others.
 pub(super) fn of(dtype: DType) -> Option<&'static [i8]> {
     Some(match dtype {
-        DType::IQ1_S | DType::IQ1_M => IQ1.as_flattened(),
-        DType::IQ2_XXS => IQ2_XXS.as_flattened(),
-        DType::IQ2_XS => IQ2_XS.as_flattened(),
-        DType::IQ2_S => IQ2_S.as_flattened(),
-        DType::IQ3_XXS => IQ3_XXS.as_flattened(),
-        DType::IQ3_S => IQ3_S.as_flattened(),
+        DType::IQ1_S | DType::IQ1_M => IQ1.0.as_flattened(),
+        DType::IQ2_XXS => IQ2_XXS.0.as_flattened(),
+        DType::IQ2_XS => IQ2_XS.0.as_flattened(),
+        DType::IQ2_S => IQ2_S.0.as_flattened(),
+        DType::IQ3_XXS => IQ3_XXS.0.as_flattened(),
+        DType::IQ3_S => IQ3_S.0.as_flattened(),
         _ => return None,
     })
 }
 
-const fn unpack<const W: usize, const N: usize>(codes: &[u16; N], values: &[i8]) -> [[i8; W]; N] {
+/// `N` entries of `W` values, which begin on a cache line.
+#[derive(Debug)]
+#[repr(align(64))]
+pub struct Grid<const W: usize, const N: usize>(pub [[i8; W]; N]);
+
+const fn unpack<const W: usize, const N: usize>(codes: &[u16; N], values: &[i8]) -> Grid<W, N> {
     let bits = 16 / W;
     let mut grid = [[0; W]; N];
     let mut at = 0;
@@ -46,7 +56,7 @@ const fn unpack<const W: usize, const N: usize>(codes: &[u16; N], values: &[i8])
         grid[i][k] = values[codes[i] as usize >> (k * bits) & ((1 << bits) - 1)];
         at += 1;
     }
-    grid
+    Grid(grid)
 }
 
 #[cfg(test)]
@@ -63,9 +73,9 @@ mod tests {
     #[test]
     fn codes_are_read_from_the_low_end() {
         assert_eq!(iq2_xxs::CODES[1], 0x0002);
-        assert_eq!(IQ2_XXS[1], [43, 8, 8, 8, 8, 8, 8, 8]);
+        assert_eq!(IQ2_XXS.0[1], [43, 8, 8, 8, 8, 8, 8, 8]);
         assert_eq!(iq3_s::CODES[3], 0x0005);
-        assert_eq!(IQ3_S[3], [11, 1, 1, 1]);
-        assert_eq!(IQ1[2047], [1; 8]);
+        assert_eq!(IQ3_S.0[3], [11, 1, 1, 1]);
+        assert_eq!(IQ1.0[2047], [1; 8]);
     }
 }

@@ -26,7 +26,7 @@ pub(super) fn iq2_xxs(b: &[u8; 66], out: &mut [f32; 256]) {
         let (indices, word) = (part::<4>(b, 2 + 8 * j), u32::from_le_bytes(*part(b, 6 + 8 * j)));
         let scale = d * (0.5 + (word >> 28) as f32) * 0.25;
         for (k, (eight, &index)) in group.as_chunks_mut().0.iter_mut().zip(indices).enumerate() {
-            signed(scale, &grids::IQ2_XXS[usize::from(index)], even_signs(word >> (7 * k)), eight);
+            signed(scale, &grids::IQ2_XXS.0[usize::from(index)], even_signs(word >> (7 * k)), eight);
         }
     }
 }
@@ -36,7 +36,7 @@ pub(super) fn iq2_xs(b: &[u8; 74], out: &mut [f32; 256]) {
     for (k, (eight, code)) in out.as_chunks_mut().0.iter_mut().zip(codes.as_chunks().0).enumerate() {
         let code = u16::from_le_bytes(*code);
         let scale = d * (0.5 + f32::from(scales[k / 4] >> (k / 2 % 2 * 4) & 15)) * 0.25;
-        signed(scale, &grids::IQ2_XS[usize::from(code & 511)], even_signs(u32::from(code >> 9)), eight);
+        signed(scale, &grids::IQ2_XS.0[usize::from(code & 511)], even_signs(u32::from(code >> 9)), eight);
     }
 }
 
@@ -46,7 +46,7 @@ pub(super) fn iq2_s(b: &[u8; 82], out: &mut [f32; 256]) {
     for (k, (eight, &low)) in out.as_chunks_mut().0.iter_mut().zip(low).enumerate() {
         let index = usize::from(low) | usize::from(high[k / 4] >> (k % 4 * 2) & 3) << 8;
         let scale = d * (0.5 + f32::from(scales[k / 4] >> (k / 2 % 2 * 4) & 15)) * 0.25;
-        signed(scale, &grids::IQ2_S[index], signs[k], eight);
+        signed(scale, &grids::IQ2_S.0[index], signs[k], eight);
     }
 }
 
@@ -57,7 +57,7 @@ pub(super) fn iq3_xxs(b: &[u8; 98], out: &mut [f32; 256]) {
         let scale = d * (0.5 + (word >> 28) as f32) * 0.5;
         for (k, (four, &index)) in group.as_chunks_mut().0.iter_mut().zip(indices).enumerate() {
             let signs = even_signs(word >> (7 * (k / 2))) >> (k % 2 * 4);
-            signed(scale, &grids::IQ3_XXS[usize::from(index)], signs, four);
+            signed(scale, &grids::IQ3_XXS.0[usize::from(index)], signs, four);
         }
     }
 }
@@ -70,7 +70,7 @@ pub(super) fn iq3_s(b: &[u8; 110], out: &mut [f32; 256]) {
         let scale = d * f32::from(2 * (scales[j / 2] >> (j % 2 * 4) & 15) + 1);
         for (k, (four, &low)) in group.as_chunks_mut().0.iter_mut().zip(low).enumerate() {
             let index = usize::from(low) | usize::from(high[j] >> k & 1) << 8;
-            signed(scale, &grids::IQ3_S[index], signs[k / 2] >> (k % 2 * 4), four);
+            signed(scale, &grids::IQ3_S.0[index], signs[k / 2] >> (k % 2 * 4), four);
         }
     }
 }
@@ -80,7 +80,7 @@ pub(super) fn iq1_s(b: &[u8; 50], out: &mut [f32; 256]) {
     for (k, (eight, &low)) in out.as_chunks_mut().0.iter_mut().zip(low).enumerate() {
         let word = u16::from_le_bytes(*part(b, 34 + k / 4 * 2));
         let index = usize::from(low) | usize::from(word >> (k % 4 * 3) & 7) << 8;
-        shifted(d * f32::from(2 * (word >> 12 & 7) + 1), &grids::IQ1[index], word >> 15 == 1, eight);
+        shifted(d * f32::from(2 * (word >> 12 & 7) + 1), &grids::IQ1.0[index], word >> 15 == 1, eight);
     }
 }
 
@@ -93,7 +93,7 @@ pub(super) fn iq1_m(b: &[u8; 56], out: &mut [f32; 256]) {
         let high = high[k / 2] >> (k % 2 * 4);
         let index = usize::from(low) | usize::from(high & 7) << 8;
         let scale = d * f32::from(2 * (words[k / 8] >> (k / 2 % 4 * 3) & 7) + 1);
-        shifted(scale, &grids::IQ1[index], high & 8 != 0, eight);
+        shifted(scale, &grids::IQ1.0[index], high & 8 != 0, eight);
     }
 }
 

@@ -64,7 +64,7 @@
 //! What goes wrong unseen: a code or a grid entry read from the other end. The model still speaks, only worse;
 //! `tests/blocks.rs` holds the bits of every format against the public implementation.
 
-mod grids;
+pub mod grids;
 mod iq;
 mod k;
 mod legacy;

@@ -11,8 +11,8 @@ use crate::Result;
 /// Reads tensors as matrices of rows.
 pub(super) struct Rows<'a> {
     checkpoint: &'a Checkpoint,
-    /// What was put together of the tensor that is being read, by type and sides: its parts follow each other.
-    made: (String, Vec<(String, Vec<u8>)>),
+    /// What was put together of the tensor that is being read: its parts follow each other.
+    made: (String, Vec<(Piece, Vec<u8>)>),
     /// The last expert that was turned.
     turned: (String, Vec<u8>),
 }
@@ -66,13 +66,12 @@ impl<'a> Rows<'a> {
             pieces.clear();
             name.clone_from(&job.planned.name);
         }
-        let key = format!("{} {}", piece.dtype(), piece.shape());
-        let at = match pieces.iter().position(|(known, _)| *known == key) {
+        let at = match pieces.iter().position(|(known, _)| known == piece) {
             Some(at) => at,
             None => {
                 let mut bytes = vec![0; piece.length() as usize];
                 self.checkpoint.fill(piece, &mut bytes)?;
-                pieces.push((key, bytes));
+                pieces.push((piece.clone(), bytes));
                 pieces.len() - 1
             }
         };
@@ -91,17 +90,25 @@ impl<'a> Rows<'a> {
         let width = s.scales.length() as usize / (matrices * lines).max(1);
         let first = line(rows.start);
         let grid = first * width..(line(rows.end - 1) + 1) * width;
-        let (mut codes, mut scales, mut biases) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut codes, mut scales, mut biases, mut order) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         self.bytes(job, &s.codes, rows.start * each..rows.end * each, &mut codes)?;
         self.bytes(job, &s.scales, grid.clone(), &mut scales)?;
         if let Some(piece) = &s.biases {
             self.bytes(job, piece, grid, &mut biases)?;
         }
-        let mut wide = vec![0f32; inner];
+        if let Some(piece) = &s.order {
+            self.bytes(job, piece, 0..4 * inner, &mut order)?;
+        }
+        let (mut wide, mut ordered) = (vec![0f32; inner], vec![0f32; inner]);
         for (row, codes) in rows.zip(codes.chunks_exact(each)) {
             let at = (line(row) - first) * width..(line(row) - first + 1) * width;
             let biases = s.biases.is_some().then(|| &biases[at.clone()]);
             s.form.widen_row(codes, &scales[at], biases, dtype, &mut wide);
+            if s.order.is_some() {
+                let inputs = order.as_chunks().0.iter().map(|&i| i32::from_le_bytes(i) as usize);
+                inputs.zip(&wide).for_each(|(i, &v)| ordered.get_mut(i).map_or((), |o| *o = v));
+                wide.copy_from_slice(&ordered);
+            }
             out.extend(bytemuck::cast_slice::<f32, u8>(&wide));
         }
         Ok(())

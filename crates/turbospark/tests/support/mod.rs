@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod converter;
+pub mod formats;
 pub mod packers;
 pub mod shapes;
 pub mod written;

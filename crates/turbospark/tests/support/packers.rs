@@ -270,27 +270,48 @@ pub fn awq_gemv(group: usize) -> Packer {
     })
 }
 
-/// GPTQ: `less_one` is the first format; `act_order` scatters the groups over a row.
-pub fn gptq(bits: usize, group: usize, less_one: bool, symmetric: bool, act_order: bool) -> Packer {
+/// How a GPTQ folder is written.
+#[derive(Clone, Copy)]
+pub struct Gptq {
+    pub bits: usize,
+    pub group: usize,
+    /// The first format, whose zeros are stored less one.
+    pub less_one: bool,
+    pub symmetric: bool,
+    /// Groups are scattered over a row.
+    pub act_order: bool,
+    /// Fields of which each 32 lie in planes of bits.
+    pub planes: bool,
+}
+
+/// GPTQ.
+pub fn gptq(of: Gptq) -> Packer {
+    let Gptq { bits, group, less_one, symmetric, act_order, planes } = of;
     Box::new(move |stem, w, out, inner| {
-        if !inner.is_multiple_of(group) || !(inner * bits).is_multiple_of(32) || !(out * bits).is_multiple_of(32) {
+        let whole = !planes || (inner.is_multiple_of(32) && out.is_multiple_of(32));
+        if !inner.is_multiple_of(group)
+            || !(inner * bits).is_multiple_of(32)
+            || !(out * bits).is_multiple_of(32)
+            || !whole
+        {
             return None;
         }
         let groups = inner / group;
-        // 7 has no factor in common with widths made of 2, 3 and 5.
-        let of: Vec<usize> = (0..inner).map(|i| if act_order { i * 7 % inner / group } else { i / group }).collect();
+        // 7 has no factor in common with widths made of 2, 3 and 5; an order for each module.
+        let step = [7, 11, 13][stem.len() % 3];
+        let of: Vec<usize> = (0..inner).map(|i| if act_order { i * step % inner / group } else { i / group }).collect();
         let g = grouped(w, inner, &of, groups, bits, symmetric);
-        let columns: Vec<u8> = g.q.chunks_exact(inner).flat_map(|r| stream(r, bits)).collect(); // [out, words]
+        let pack = |fields: &[u8]| if planes { in_planes(fields, bits) } else { stream(fields, bits) };
+        let columns: Vec<u8> = g.q.chunks_exact(inner).flat_map(pack).collect(); // [out, words]
         let column_words: Vec<[u8; 4]> = columns.as_chunks::<4>().0.to_vec();
         let rows = inner * bits / 32;
-        let zeros: Vec<u8> = turned(&g.z, out, groups).chunks_exact(out).flat_map(|z| stream(z, bits)).collect();
+        let zeros = turned(&g.z, out, groups);
         let constant = [0, 0, 0x5555_5555, 0, 0x1111_1111, 0, 0, 0, 0x0101_0101u32][bits];
-        let zeros: Vec<u8> = if less_one && bits == 3 {
-            turned(&g.z, out, groups)
-                .chunks_exact(out)
-                .flat_map(|z| stream(&z.iter().map(|z| z.wrapping_sub(1) & 7).collect::<Vec<_>>(), bits))
-                .collect()
+        let zeros: Vec<u8> = if less_one && constant == 0 {
+            let less: Vec<u8> = zeros.iter().map(|z| z.wrapping_sub(1) & ((1u16 << bits) - 1) as u8).collect();
+            less.chunks_exact(out).flat_map(pack).collect()
         } else {
+            let zeros: Vec<u8> = zeros.chunks_exact(out).flat_map(pack).collect();
             let word = |b: &[u8; 4]| u32::from_le_bytes(*b).wrapping_sub(if less_one { constant } else { 0 });
             words(zeros.as_chunks::<4>().0.iter().map(word))
         };
@@ -308,15 +329,42 @@ pub fn gptq(bits: usize, group: usize, less_one: bool, symmetric: bool, act_orde
     })
 }
 
+/// Fields of which each 32 lie in planes of 4, 2 and 1 bits.
+fn in_planes(fields: &[u8], bits: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    for block in fields.chunks(32) {
+        let mut at = 0;
+        for width in [4, 2, 1].into_iter().filter(|width| bits & width != 0) {
+            let plane: Vec<u8> = block.iter().map(|f| f >> at & ((1 << width) - 1)).collect();
+            out.extend(stream(&plane, width));
+            at += width;
+        }
+    }
+    out
+}
+
+/// Bits and groups that differ from module to module, as GPTQ's `dynamic` has them.
+pub fn gptq_dynamic() -> Packer {
+    let of =
+        |bits, group| gptq(Gptq { bits, group, less_one: true, symmetric: false, act_order: bits == 8, planes: false });
+    let (down, value, others) = (of(8, 32), of(2, 16), of(4, 32));
+    Box::new(move |stem, w, out, inner| match stem.rsplit('.').next() {
+        Some("down_proj") => down(stem, w, out, inner),
+        Some("v_proj") => value(stem, w, out, inner),
+        Some("o_proj") => None,
+        _ => others(stem, w, out, inner),
+    })
+}
+
 /// compressed-tensors' packed integers; a `group` of 0 is a whole row, `dense` the newer packing of odd widths.
-pub fn compressed(bits: usize, group: usize, symmetric: bool, dense: bool) -> Packer {
+pub fn compressed(bits: usize, group: usize, symmetric: bool, dense: bool, act_order: bool) -> Packer {
     Box::new(move |stem, w, out, inner| {
         let group = if group == 0 { inner } else { group };
         if !inner.is_multiple_of(group) {
             return None;
         }
         let groups = inner / group;
-        let of: Vec<usize> = (0..inner).map(|i| i / group).collect();
+        let of: Vec<usize> = (0..inner).map(|i| if act_order { i * 7 % inner / group } else { i / group }).collect();
         let g = grouped(w, inner, &of, groups, bits, symmetric);
         let pack = |fields: &[u8]| match dense {
             true => stream(fields, bits),
@@ -339,6 +387,10 @@ pub fn compressed(bits: usize, group: usize, symmetric: bool, dense: bool) -> Pa
             let rows = packed[0].len();
             let zeros = (0..rows).flat_map(|r| packed.iter().map(move |c| c[r])).collect::<Vec<_>>().concat();
             tensors.push((format!("{stem}.weight_zero_point"), RawTensor::new(Dtype::I32, &[rows, groups], zeros)));
+        }
+        if act_order {
+            let order = words(of.iter().map(|&g| g as u32));
+            tensors.push((format!("{stem}.weight_g_idx"), RawTensor::new(Dtype::I32, &[inner], order)));
         }
         Some(Packed { tensors, meaning: g.meaning })
     })

@@ -10,7 +10,7 @@ pub struct Spec {
     pub name: String,
     /// The sides of the weight itself.
     pub shape: Shape,
-    /// What it is made of: one part, or codes, scales and perhaps biases.
+    /// What it is made of: one part, or codes, scales, perhaps biases and perhaps the order of the columns.
     pub parts: Vec<Part>,
     /// How the parts of a weight with scales of its own combine.
     pub form: Option<ScaledForm>,
@@ -59,7 +59,7 @@ pub(super) struct PlacedUnit {
 pub(super) struct PlacedTensor {
     pub name: String,
     pub shape: Vec<usize>,
-    /// Codes, scales and biases; or the tensor itself.
+    /// Codes, scales, biases and order; or the tensor itself.
     pub parts: Vec<PlacedPart>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub form: Option<PlacedForm>,

@@ -149,9 +149,13 @@ fn entry(file: usize, length: u64, tensor: &PlacedTensor) -> std::result::Result
         };
     };
     let form = form.form().ok_or_else(|| format!("unknown form {form:?}"))?;
-    let (&[.., out, inner], 2 | 3) = (shape.dims(), parts.len()) else {
+    let mut parts = parts;
+    let &[.., out, inner] = shape.dims() else { return Err("codes and scales of no matrix".to_owned()) };
+    let order =
+        parts.pop_if(|part| part.dtype == DType::I32 && part.shape.dims() == [inner] && shape.dims().len() == 2);
+    if !matches!(parts.len(), 2 | 3) {
         return Err("its parts are not codes and scales".to_owned());
-    };
+    }
     let grid = form.grid(out, inner);
     let rows = shape.elements() / inner.max(1);
     let codes_fit = parts[0].length == (rows * form.bytes(inner)) as u64;
@@ -162,5 +166,6 @@ fn entry(file: usize, length: u64, tensor: &PlacedTensor) -> std::result::Result
     let mut pieces = parts.into_iter().map(Piece::Place);
     let mut next = || pieces.next();
     let (Some(codes), Some(scales), biases) = (next(), next(), next()) else { unreachable!("two or three") };
-    Ok(Entry::Scaled(Scaled { shape, codes, scales, biases, form }))
+    let order = order.map(Piece::Place);
+    Ok(Entry::Scaled(Scaled { shape, codes, scales, biases, order, form }))
 }

@@ -88,6 +88,7 @@ fn gemm(stem: &str, codes: Place, zeros: Option<Place>, scales: Place, group: Op
         codes: Piece::Made(turned),
         scales: turned_scales(scales, groups, out),
         biases: Some(biases),
+        order: None,
         form,
     })
 }
@@ -130,6 +131,7 @@ fn gemv(stem: &str, codes: Place, zeros: Option<Place>, scales: Place, group: Op
         codes: Piece::Place(codes).seen_as(DType::U32, codes.shape),
         scales: Piece::Made(cut),
         biases: Some(biases),
+        order: None,
         form,
     })
 }

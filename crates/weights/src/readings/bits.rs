@@ -9,6 +9,25 @@ pub(super) fn stream(bytes: &[u8], bits: usize) -> impl Iterator<Item = u8> + '_
     })
 }
 
+/// Fields of which each 32 lie in planes of bits, the low plane first: of three bits, two words with the low two bits of
+/// all 32, then one with their high bits. Fields of 1, 2, 4 and 8 bits are one plane.
+pub(super) fn planar(bytes: &[u8], bits: usize) -> Vec<u8> {
+    if 8 % bits == 0 {
+        return stream(bytes, bits).collect();
+    }
+    let mut out = Vec::with_capacity(bytes.len() * 8 / bits);
+    for block in bytes.chunks_exact(4 * bits) {
+        let (mut fields, mut at) = ([0u8; 32], 0);
+        for width in [4, 2, 1].into_iter().filter(|width| bits & width != 0) {
+            let plane = stream(&block[4 * at..4 * (at + width)], width);
+            fields.iter_mut().zip(plane).for_each(|(field, part)| *field |= part << at);
+            at += width;
+        }
+        out.extend(fields);
+    }
+    out
+}
+
 /// Packs fields of `bits` to a little-endian bit stream; `out` is as long as they take and starts as zeros.
 pub(super) fn pack(fields: impl Iterator<Item = u8>, bits: usize, out: &mut [u8]) {
     out.fill(0);
@@ -53,6 +72,25 @@ mod tests {
             assert_eq!(stream(&bytes, bits).collect::<Vec<_>>(), fields, "{bits}");
         }
         assert_eq!(stream(&[0b1101_0001, 0b0000_0111], 3).take(4).collect::<Vec<_>>(), [1, 2, 7, 3]);
+    }
+
+    #[test]
+    fn planes_come_together() {
+        for bits in 2..=8 {
+            let fields: Vec<u8> = (0..64u32).map(|i| (i * 37 % 251) as u8 & mask(bits)).collect();
+            let mut bytes = Vec::new();
+            for block in fields.chunks(32) {
+                let (mut rest, mut at) = (bits, 0);
+                while rest > 0 {
+                    let width = [8, 4, 2, 1].into_iter().find(|&w| w <= rest).unwrap();
+                    let mut plane = vec![0; 4 * width];
+                    pack(block.iter().map(|f| f >> at & mask(width)), width, &mut plane);
+                    bytes.extend(plane);
+                    (rest, at) = (rest - width, at + width);
+                }
+            }
+            assert_eq!(planar(&bytes, bits), fields, "{bits}");
+        }
     }
 
     #[test]

@@ -11,18 +11,19 @@
 use serde_json::Value;
 use turbospark_tensor::{Code, DType, Shape};
 
+use super::order;
 use super::{FLOATS, Object, Raw, bad, bits, expect, floats, form, fp8, matrix, words, write_floats};
 use crate::checkpoint::Entry;
 use crate::{Error, Made, Piece, Place, Result, Scaled};
 
 pub(super) fn read(raw: &mut Raw<'_>, quant: &Object) -> Result<()> {
     raw.drop_suffixes(&[".input_scale", ".input_zero_point", ".input_global_scale"]);
-    let widths = widths(quant)?;
+    let known = known(quant)?;
     for stem in raw.stems(".weight_packed") {
         let codes = raw.take(&format!("{stem}.weight_packed"))?;
         let entry = match codes.dtype {
             DType::U8 => Entry::Scaled(nvfp4(raw, &stem, codes)?),
-            _ => packed(raw, &stem, codes, &widths)?,
+            _ => packed(raw, &stem, codes, &known)?,
         };
         raw.put_entry(format!("{stem}.weight"), entry)?;
     }
@@ -43,17 +44,25 @@ pub(super) fn read(raw: &mut Raw<'_>, quant: &Object) -> Result<()> {
     Ok(())
 }
 
-/// The bits of packed integers that some group of the configuration has.
-fn widths(quant: &Object) -> Result<Vec<usize>> {
+/// What some group of the configuration has.
+struct Known {
+    /// Bits of packed integers.
+    widths: Vec<usize>,
+    /// Inputs that share a scale.
+    sizes: Vec<usize>,
+}
+
+fn known(quant: &Object) -> Result<Known> {
     let groups = quant.get("config_groups").and_then(Value::as_object);
-    let bits = |group: &Value| group.get("weights")?.get("num_bits")?.as_u64();
-    let mut widths: Vec<usize> =
-        groups.into_iter().flatten().filter_map(|(_, g)| bits(g)).map(|n| n as usize).collect();
+    let weights: Vec<&Object> =
+        groups.into_iter().flatten().filter_map(|(_, g)| g.get("weights")?.as_object()).collect();
+    let of = |key: &'static str| weights.iter().filter_map(move |group| super::count(group, &[key]));
+    let mut widths: Vec<usize> = of("num_bits").collect();
     widths.sort_unstable();
     widths.dedup();
     match widths.iter().find(|bits| !(2..=8).contains(*bits) && **bits != 16) {
         Some(bits) => Err(Error::Quantisation(format!("config_groups: num_bits {bits} is not read"))),
-        None => Ok(widths),
+        None => Ok(Known { sizes: of("group_size").filter(|&size| size > 0).collect(), widths }),
     }
 }
 
@@ -105,7 +114,7 @@ fn packing(name: &str, widths: &[usize], inner: usize, row: usize) -> Result<Pac
     }
 }
 
-fn packed(raw: &mut Raw<'_>, stem: &str, codes: Place, widths: &[usize]) -> Result<Entry> {
+fn packed(raw: &mut Raw<'_>, stem: &str, codes: Place, known: &Known) -> Result<Entry> {
     let part = |suffix: &str| format!("{stem}.{suffix}");
     let name = part("weight_packed");
     let [out, row] = matrix(&name, &codes)?;
@@ -120,7 +129,7 @@ fn packed(raw: &mut Raw<'_>, stem: &str, codes: Place, widths: &[usize]) -> Resu
         }
         _ => return Err(bad(&part("weight_shape"), format!("{} {}, expected I64 [2]", sides.dtype, sides.shape))),
     };
-    let packing = packing(&name, widths, inner, row)?;
+    let packing = packing(&name, &known.widths, inner, row)?;
     expect(&name, &codes, &[DType::I32], &[out, row])?;
     let scales = raw.take(&part("weight_scale"))?;
     let [scale_rows, groups] = matrix(&part("weight_scale"), &scales).or_else(|e| match scales.shape.elements() {
@@ -136,26 +145,15 @@ fn packed(raw: &mut Raw<'_>, stem: &str, codes: Place, widths: &[usize]) -> Resu
     if let Some(zeros) = &zeros {
         expect(&part("weight_zero_point"), zeros, &[DType::I32], &[packing.words(out), groups])?;
     }
-    let group = inner.div_ceil(groups);
-    let order = match raw.take_if_any(&part("weight_g_idx"))? {
-        None => None,
-        Some(place) => {
-            expect(&part("weight_g_idx"), &place, &[DType::I32], &[inner])?;
-            let order = words(&raw.read(&place)?);
-            if let Some(i) = order.iter().position(|&g| g as usize >= groups) {
-                return Err(bad(
-                    &part("weight_g_idx"),
-                    format!("input {i} is in group {} of {groups}", order[i] as i32),
-                ));
-            }
-            (!order.iter().enumerate().all(|(i, &g)| g as usize == i / group)).then_some(order)
-        }
-    };
+    let stored_order = raw.take_if_any(&part("weight_g_idx"))?;
+    let group = known.sizes.iter().copied().find(|&size| inner.div_ceil(size) == groups);
+    let group = group.unwrap_or_else(|| inner.div_ceil(groups));
+    let order = order::read(raw, &part("weight_g_idx"), stored_order, inner, groups, group)?;
     let combine = Combine { packing, out, groups, scale_rows, dtype: scales.dtype };
     let parts: Vec<Place> = [Some(scales), zeros].into_iter().flatten().collect();
     let shape = Shape::from([out, inner]);
-    if order.is_some() || !group.is_multiple_of(16) || !inner.is_multiple_of(32) {
-        let order = order.unwrap_or_else(|| (0..inner).map(|i| (i / group) as u32).collect());
+    if !order.even || !inner.is_multiple_of(32) {
+        let order = order.groups(inner);
         let parts = [vec![codes], parts].concat();
         return Ok(Entry::Made(Made::new("dequantised", parts, DType::F32, shape, move |parts, bytes| {
             let (scales, zeros) = combine.read(&parts[1..]);
@@ -174,14 +172,23 @@ fn packed(raw: &mut Raw<'_>, stem: &str, codes: Place, widths: &[usize]) -> Resu
     }
     // Seven bits have no code of their own.
     let wide = if bits == 7 { 8 } else { bits };
-    let form = form(&name, Code::Unsigned(wide), group, 1)?;
+    let form = form(&name, Code::Unsigned(wide), order.group, 1)?;
     let row_words = inner * wide / 32;
-    let codes = if packing.dense && wide == bits {
+    let sorted = stored_order.filter(|_| order.scattered.is_some());
+    let codes = if packing.dense && wide == bits && sorted.is_none() {
         Piece::Place(codes).seen_as(DType::U32, codes.shape)
     } else {
-        Piece::Made(Made::new("packed", vec![codes], DType::U32, Shape::from([out, row_words]), move |parts, bytes| {
+        let parts = [Some(codes), sorted].into_iter().flatten().collect();
+        Piece::Made(Made::new("packed", parts, DType::U32, Shape::from([out, row_words]), move |parts, bytes| {
+            let inputs = parts.get(1).map(|order| order::inputs(order, groups));
             let rows = parts[0].chunks_exact(4 * row).zip(bytes.chunks_exact_mut(4 * row_words));
-            rows.for_each(|(from, to)| bits::pack(packing.fields(from, inner).into_iter(), wide, to));
+            rows.for_each(|(from, to)| {
+                let fields = packing.fields(from, inner);
+                match &inputs {
+                    Some(inputs) => bits::pack(inputs.iter().map(|&i| fields[i as usize]), wide, to),
+                    None => bits::pack(fields.into_iter(), wide, to),
+                }
+            });
         }))
     };
     let grid = Shape::from([out, groups]);
@@ -193,7 +200,8 @@ fn packed(raw: &mut Raw<'_>, stem: &str, codes: Place, widths: &[usize]) -> Resu
         }))
     };
     let biases = Some(made("biases of zeros", true));
-    Ok(Entry::Scaled(Scaled { shape, codes, scales: made("widened", false), biases, form }))
+    let order = sorted.map(|place| order::piece(place, inner, groups));
+    Ok(Entry::Scaled(Scaled { shape, codes, scales: made("widened", false), biases, order, form }))
 }
 
 /// Scales and zero points of a packed weight.
@@ -248,5 +256,5 @@ fn nvfp4(raw: &mut Raw<'_>, stem: &str, codes: Place) -> Result<Scaled> {
         write_floats(bytes, parts[0].iter().map(|&b| turbospark_tensor::e4m3_to_f32(b) / global));
     });
     let codes = Piece::Place(codes);
-    Ok(Scaled { shape: Shape::from([out, inner]), codes, scales: Piece::Made(scales), biases: None, form })
+    Ok(Scaled { shape: Shape::from([out, inner]), codes, scales: Piece::Made(scales), biases: None, order: None, form })
 }

@@ -74,5 +74,5 @@ pub(super) fn scaled(
     let form = form(name, code, group, rows)?;
     let shape = codes.shape;
     let scales = Piece::Place(scales).seen_as(dtype, Shape::new(&grid(rows, group)));
-    Ok(Scaled { shape, codes: Piece::Place(codes), scales, biases: None, form })
+    Ok(Scaled { shape, codes: Piece::Place(codes), scales, biases: None, order: None, form })
 }

@@ -176,7 +176,7 @@ impl Settings {
             }
         };
         let scales = Piece::Place(scales).seen_as(dtype, scales.shape);
-        Ok(Scaled { shape, codes, scales, biases, form })
+        Ok(Scaled { shape, codes, scales, biases, order: None, form })
     }
 }
 

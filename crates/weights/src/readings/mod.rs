@@ -14,6 +14,7 @@ mod compressed;
 mod fp8;
 mod gptq;
 mod mlx;
+mod order;
 
 use serde_json::{Map, Value};
 use turbospark_tensor::mutant::{Mutant, active};

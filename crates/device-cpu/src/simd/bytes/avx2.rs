@@ -59,6 +59,46 @@ fn shift_half<const LOW: i32, const HIGH: i32>(v: __m256i) -> __m256i {
     })
 }
 
+/// Where eight fields lie in the `BITS` bytes from `first` on: for each the two bytes that hold it, and the power of two
+/// that brings it to the upper byte. With the second eight after them.
+const fn windows<const BITS: usize>(first: usize) -> ([[u8; 16]; 2], [i16; 8]) {
+    let (mut bytes, mut factors, mut i) = ([[0; 16]; 2], [0; 8], 0);
+    while i < 16 {
+        let at = i % 8 * BITS;
+        let byte = first + i / 8 * BITS + at / 8;
+        bytes[i / 8][i % 8 * 2] = byte as u8;
+        // Past the last byte there is nothing of the field.
+        bytes[i / 8][i % 8 * 2 + 1] = if byte < 15 { byte as u8 + 1 } else { 128 };
+        factors[i % 8] = 1 << (8 - at % 8);
+        i += 1;
+    }
+    (bytes, factors)
+}
+
+/// 32 fields of `BITS`, a little-endian stream, as bytes. Sixteen bytes are read for each sixteen fields, of the `last`
+/// ones those before their end.
+///
+/// # Safety
+/// They are readable; AVX2 is there.
+#[inline(always)]
+pub(super) unsafe fn fields<const BITS: usize>(p: *const u8, last: bool) -> __m256i {
+    // SAFETY: the caller's promise; arrays of as many bytes as are loaded.
+    unsafe {
+        let (first, factors) = const { windows::<BITS>(0) };
+        let (end, _) = const { windows::<BITS>(16 - 2 * BITS) };
+        let load = |p: *const u8| _mm_loadu_si128(p.cast());
+        let high = if last { p.add(4 * BITS - 16) } else { p.add(2 * BITS) };
+        let v = _mm256_set_m128i(load(high), load(p));
+        let factors = _mm256_broadcastsi128_si256(load(factors.as_ptr().cast()));
+        let eight = |i: usize| {
+            let high = if last { &end[i] } else { &first[i] };
+            let windows = _mm256_shuffle_epi8(v, _mm256_set_m128i(load(high.as_ptr()), load(first[i].as_ptr())));
+            _mm256_srli_epi16::<8>(_mm256_mullo_epi16(windows, factors))
+        };
+        _mm256_and_si256(_mm256_packus_epi16(eight(0), eight(1)), _mm256_set1_epi8((1 << BITS) - 1))
+    }
+}
+
 impl<const VNNI: bool> Bytes for Avx2Bytes<VNNI> {
     type S = Avx2;
     type V = [__m256i; 2];
@@ -154,6 +194,36 @@ impl<const VNNI: bool> Bytes for Avx2Bytes<VNNI> {
             })
         };
         [half(bits as i32), half((bits >> 32) as i32)]
+    }
+
+    #[inline(always)]
+    fn words(self, w: [u64; 8]) -> Self::V {
+        let half = |w: &[u64]| op!(_mm256_setr_epi64x(w[0] as i64, w[1] as i64, w[2] as i64, w[3] as i64));
+        [half(&w[..4]), half(&w[4..])]
+    }
+
+    #[inline(always)]
+    fn negate(self, mut v: Self::V, bits: u64) -> Self::V {
+        for (v, mask) in v.iter_mut().zip(self.spread_bits(bits, 255)) {
+            *v = op!(_mm256_sub_epi8(_mm256_xor_si256(*v, mask), mask));
+        }
+        v
+    }
+
+    #[inline(always)]
+    unsafe fn fields<const BITS: usize>(self, p: *const u8) -> [Self::V; 4] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut q = [self.load_nibbles(p); 4];
+            for (i, q) in q.iter_mut().enumerate() {
+                let from = p.add(8 * BITS * i);
+                *q = match BITS {
+                    4 => self.load_nibbles(from),
+                    _ => [fields::<BITS>(from, false), fields::<BITS>(from.add(4 * BITS), i == 3)],
+                };
+            }
+            self.transpose(q)
+        }
     }
 
     const WIDE: bool = VNNI;

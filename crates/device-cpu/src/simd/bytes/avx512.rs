@@ -5,11 +5,13 @@ use std::arch::x86_64::*;
 use turbospark_tensor::DType;
 
 use super::super::avx512::Avx512;
+use super::avx2::fields;
+use super::vbmi;
 use super::{ByteTask, Bytes, Spread};
 
-/// AVX-512, with VNNI where `VNNI`.
+/// AVX-512, with VNNI where `VNNI`; and whether it has VBMI.
 #[derive(Clone, Copy)]
-pub(super) struct Avx512Bytes<const VNNI: bool>(Avx512);
+pub(super) struct Avx512Bytes<const VNNI: bool>(Avx512, bool);
 
 /// Runs a loop compiled for the best that goes with AVX-512.
 pub(super) fn run(s: Avx512, task: impl ByteTask) {
@@ -19,7 +21,7 @@ pub(super) fn run(s: Avx512, task: impl ByteTask) {
     }
     if is_x86_feature_detected!("avx512vnni") {
         // SAFETY: `s` exists only where its instructions were found, and VNNI was found just now.
-        unsafe { vnni(task, Avx512Bytes(s)) }
+        unsafe { vnni(task, Avx512Bytes(s, is_x86_feature_detected!("avx512vbmi"))) }
     } else {
         plain(s, task);
     }
@@ -32,7 +34,7 @@ fn plain(s: Avx512, task: impl ByteTask) {
         task.run(b);
     }
     // SAFETY: `s` exists only where its instructions were found.
-    unsafe { inner(task, Avx512Bytes(s)) }
+    unsafe { inner(task, Avx512Bytes(s, false)) }
 }
 
 /// An intrinsic without memory operands.
@@ -159,6 +161,42 @@ impl<const VNNI: bool> Bytes for Avx512Bytes<VNNI> {
     #[inline(always)]
     fn spread_bits(self, bits: u64, value: u8) -> __m512i {
         op!(_mm512_maskz_set1_epi8(bits, value as i8))
+    }
+
+    #[inline(always)]
+    fn words(self, w: [u64; 8]) -> __m512i {
+        let [a, b, c, d, e, f, g, h] = w.map(|w| w as i64);
+        op!(_mm512_setr_epi64(a, b, c, d, e, f, g, h))
+    }
+
+    #[inline(always)]
+    fn negate(self, v: __m512i, bits: u64) -> __m512i {
+        op!(_mm512_mask_sub_epi8(v, bits, _mm512_setzero_si512(), v))
+    }
+
+    #[inline(always)]
+    unsafe fn fields<const BITS: usize>(self, p: *const u8) -> [__m512i; 4] {
+        // SAFETY: the token, VBMI where it was found, and the caller's promise.
+        unsafe {
+            if VNNI && self.1 {
+                return match BITS {
+                    2..=4 => vbmi::fields::<BITS>(p),
+                    _ => self.transpose(vbmi::stream::<BITS>(p)),
+                };
+            }
+            let mut q = [self.load_nibbles(p); 4];
+            for (i, q) in q.iter_mut().enumerate() {
+                let from = p.add(8 * BITS * i);
+                *q = match BITS {
+                    4 => self.load_nibbles(from),
+                    _ => {
+                        let low = _mm512_castsi256_si512(fields::<BITS>(from, false));
+                        _mm512_inserti64x4::<1>(low, fields::<BITS>(from.add(4 * BITS), i == 3))
+                    }
+                };
+            }
+            self.transpose(q)
+        }
     }
 
     const WIDE: bool = VNNI;

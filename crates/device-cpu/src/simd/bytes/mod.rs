@@ -11,6 +11,7 @@ use super::{Simd, scaled};
 use crate::isa::Kernels;
 
 pub(crate) mod formats;
+pub(crate) mod grid_formats;
 pub(crate) mod k_formats;
 mod portable;
 pub(crate) mod rows;
@@ -21,6 +22,8 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(target_arch = "x86_64")]
+mod vbmi;
 
 /// Elements whose integer sums are scaled together.
 pub(crate) const SUPER: usize = 256;
@@ -103,6 +106,37 @@ pub(crate) trait Bytes: Copy + Send + Sync + 'static {
                 q[1] = self.or(q[1], self.and(self.shift::<-2, -2, -1, -1>(bits), 16));
                 q[2] = self.or(q[2], self.and(self.shift::<0, 0, 1, 1>(bits), 16));
                 q[3] = self.or(q[3], self.and(self.shift::<2, 2, 3, 3>(bits), 16));
+            }
+            self.transpose(q)
+        }
+    }
+
+    /// Eight words, the first lowest.
+    #[inline(always)]
+    fn words(self, words: [u64; 8]) -> Self::V {
+        // SAFETY: an array of 64 bytes.
+        unsafe { self.load(words.as_ptr().cast()) }
+    }
+    /// Negates the bytes whose bit is set.
+    fn negate(self, v: Self::V, bits: u64) -> Self::V;
+
+    /// Unsigned codes of `BITS`, a little-endian stream, transposed.
+    ///
+    /// # Safety
+    /// `32 BITS` bytes are readable.
+    #[inline(always)]
+    unsafe fn fields<const BITS: usize>(self, p: *const u8) -> [Self::V; 4] {
+        // SAFETY: the caller's promise; an array of as many bytes as are loaded.
+        unsafe {
+            let mut q = [self.load_nibbles(p); 4];
+            for (i, q) in q.iter_mut().enumerate() {
+                let from = p.add(8 * BITS * i);
+                *q = if BITS == 4 {
+                    self.load_nibbles(from)
+                } else {
+                    let two = [scaled::unpack::<BITS>(from), scaled::unpack::<BITS>(from.add(4 * BITS))];
+                    self.load(two.as_ptr().cast())
+                };
             }
             self.transpose(q)
         }

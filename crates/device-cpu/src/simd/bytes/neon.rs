@@ -195,6 +195,14 @@ impl<const DOT: bool> Bytes for NeonBytes<DOT> {
         out
     }
 
+    #[inline(always)]
+    fn negate(self, mut v: Four, bits: u64) -> Four {
+        for (v, mask) in v.iter_mut().zip(self.spread_bits(bits, 255)) {
+            *v = op!(vsubq_u8(veorq_u8(*v, mask), mask));
+        }
+        v
+    }
+
     const WIDE: bool = false;
 
     #[inline(always)]

@@ -116,6 +116,11 @@ impl Bytes for PortableBytes {
         std::array::from_fn(|i| if bits >> i & 1 == 1 { value } else { 0 })
     }
 
+    #[inline(always)]
+    fn negate(self, v: Bytes64, bits: u64) -> Bytes64 {
+        std::array::from_fn(|i| if bits >> i & 1 == 1 { v[i].wrapping_neg() } else { v[i] })
+    }
+
     const WIDE: bool = true;
 
     #[inline(always)]

@@ -7,7 +7,6 @@ use turbospark_tensor::{DType, ScaledForm};
 use super::formats::{E2M1, Format, Unpacked, Values, lookup};
 use super::{Bytes, SUPER, Spread, group};
 use crate::simd::Simd;
-use crate::simd::scaled::{STEP, unpack};
 use crate::simd::stored::{Scales, Weight};
 
 /// A weight whose rows are read as superblocks.
@@ -100,7 +99,7 @@ pub(crate) trait Codes {
     /// What scales are multiplied by.
     const FACTOR: f32 = 1.0;
 
-    /// Unpacks a superblock's.
+    /// Unpacks a superblock's, transposed.
     ///
     /// # Safety
     /// `32 BITS` bytes are readable.
@@ -116,38 +115,19 @@ impl<const BITS: usize> Codes for Few<BITS> {
 
     #[inline(always)]
     unsafe fn unpack<B: Bytes>(b: B, p: *const u8) -> [B::V; 4] {
-        // SAFETY: the caller's promise; an array of as many bytes as are loaded.
-        unsafe {
-            if BITS == 4 {
-                return nibbles(b, p);
-            }
-            let mut codes = [[0; STEP]; SUPER / STEP];
-            for (i, codes) in codes.iter_mut().enumerate() {
-                *codes = unpack::<BITS>(p.add(STEP / 8 * BITS * i));
-            }
-            bytes(b, codes.as_ptr().cast())
-        }
+        // SAFETY: the caller's promise.
+        unsafe { b.fields::<BITS>(p) }
     }
 }
 
-/// 256 half bytes.
-///
-/// # Safety
-/// 128 bytes are readable.
-#[inline(always)]
-unsafe fn nibbles<B: Bytes>(b: B, p: *const u8) -> [B::V; 4] {
-    // SAFETY: the caller's promise.
-    unsafe { [b.load_nibbles(p), b.load_nibbles(p.add(32)), b.load_nibbles(p.add(64)), b.load_nibbles(p.add(96))] }
-}
-
-/// 256 bytes.
+/// 256 bytes, transposed.
 ///
 /// # Safety
 /// They are readable.
 #[inline(always)]
 unsafe fn bytes<B: Bytes>(b: B, p: *const u8) -> [B::V; 4] {
     // SAFETY: the caller's promise.
-    unsafe { [b.load(p), b.load(p.add(64)), b.load(p.add(128)), b.load(p.add(192))] }
+    b.transpose(unsafe { [b.load(p), b.load(p.add(64)), b.load(p.add(128)), b.load(p.add(192))] })
 }
 
 /// Unsigned bytes.
@@ -189,7 +169,7 @@ impl Codes for Floats {
     #[inline(always)]
     unsafe fn unpack<B: Bytes>(b: B, p: *const u8) -> [B::V; 4] {
         // SAFETY: the caller's promise.
-        unsafe { lookup(b, nibbles(b, p), &E2M1) }
+        unsafe { lookup(b, b.fields::<4>(p), &E2M1) }
     }
 }
 
@@ -224,6 +204,13 @@ pub(crate) struct F16Biased;
 
 impl Known for F16Biased {
     const KNOWN: Option<(DType, bool)> = Some((DType::F16, true));
+}
+
+/// f32 with biases, as the readings of AWQ and GPTQ have them.
+pub(crate) struct F32Biased;
+
+impl Known for F32Biased {
+    const KNOWN: Option<(DType, bool)> = Some((DType::F32, true));
 }
 
 /// Powers of two.
@@ -307,7 +294,7 @@ impl<C: Codes, K: Known> Apart<C, K> {
                 Some(biases) if biased => b.scales(biases.wrapping_add(at), dtype, spread),
                 _ => b.splat(0.0),
             };
-            Unpacked { q: b.transpose(C::unpack(b, codes)), scale, min }
+            Unpacked { q: C::unpack(b, codes), scale, min }
         }
     }
 

@@ -21,8 +21,21 @@ pub fn tokenizer_config_json(metadata: &Metadata) -> Result<String> {
             config.insert(name.to_owned(), token.into());
         }
     }
-    if let Some(template) = metadata.text(keys::CHAT_TEMPLATE)? {
-        config.insert("chat_template".to_owned(), template.into());
+    let default = metadata.text(keys::CHAT_TEMPLATE)?;
+    let named = |key: &str| key.strip_prefix(keys::CHAT_TEMPLATE)?.strip_prefix('.').map(str::to_owned);
+    let mut templates = Vec::new();
+    for name in metadata.iter().filter_map(|(key, _)| named(key)) {
+        let template = metadata.text(&format!("{}.{name}", keys::CHAT_TEMPLATE))?;
+        templates.push(json!({"name": name, "template": template}));
+    }
+    match default {
+        Some(template) if templates.is_empty() => _ = config.insert("chat_template".to_owned(), template.into()),
+        None if templates.is_empty() => {}
+        default => {
+            // As a tokenizer_config.json has several.
+            templates.extend(default.map(|template| json!({"name": "default", "template": template})));
+            config.insert("chat_template".to_owned(), templates.into());
+        }
     }
     Ok(Value::Object(config).to_string())
 }
