@@ -102,7 +102,7 @@ impl Variant {
             Shape::Rows { outputs, batch, threads, subgroup } => {
                 names.extend([("ROWS", outputs), ("BATCH", batch), ("SUBGROUPS", u32::from(subgroup > 0))]);
                 let count = batch * each * if subgroup > 0 { outputs } else { 1 };
-                let parts = count * if subgroup > 0 { threads / subgroup } else { threads + 16 };
+                let parts = count * threads.checked_div(subgroup).unwrap_or(threads + 16);
                 let numbers =
                     vec![("ROWS", outputs), ("BATCH", batch), ("THREADS", threads), ("COUNT", count), ("PARTS", parts)];
                 (numbers, text!("rows"))
