@@ -40,6 +40,8 @@ pub struct Capabilities {
     pub workgroup_threads: u32,
     /// Sides and types of the matrix units' products, in words.
     pub matrices: Vec<String>,
+    /// Side of the squares that kernels multiply on them, where they do.
+    pub matrix_side: Option<u32>,
 }
 
 /// A graphics adapter of this machine.
@@ -148,6 +150,7 @@ impl Adapter {
         let has = |feature| features.contains(feature);
         let subgroups = has(wgpu::Features::SUBGROUP);
         let matrices = self.inner.cooperative_matrix_properties();
+        let one_size = subgroups && (self.info.subgroup_min_size, self.info.subgroup_max_size) == (32, 32);
         let matrix = |m: &wgpu::CooperativeMatrixProperties| {
             format!("{}x{}x{} {:?}, sums {:?}", m.m_size, m.n_size, m.k_size, m.ab_type, m.cr_type)
         };
@@ -161,6 +164,7 @@ impl Adapter {
             workgroup_bytes: limits.max_compute_workgroup_storage_size,
             workgroup_threads: limits.max_compute_invocations_per_workgroup,
             matrices: matrices.iter().map(matrix).collect(),
+            matrix_side: self.matrix_side(features).filter(|_| one_size),
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use turbospark_device::DeviceError;
 
 use crate::device::Gpu;
-use crate::memory::{Memory, next_id};
+use crate::memory::Memory;
 
 /// Submissions that are timed at most: later ones count as nothing.
 const MOST: u32 = 1024;
@@ -59,7 +59,7 @@ impl Clock {
         encoder.resolve_query_set(&self.set, 0..2 * self.used, &self.times, 0);
         gpu.queue.submit([encoder.finish()]);
         let mut times = vec![[0u64; 2]; self.used as usize];
-        let memory = Memory { owner: gpu.owner, id: next_id(), buffer: self.times };
+        let memory = Memory::new(gpu, self.times);
         gpu.get(&memory, 0, bytemuck::cast_slice_mut(&mut times))?;
         let ticks: u64 = times.iter().map(|[start, end]| end.saturating_sub(*start)).sum();
         Ok(Duration::from_nanos((ticks as f64 * f64::from(gpu.queue.get_timestamp_period())) as u64))

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Op, Precis
 
 use crate::clock::Clock;
 use crate::encode::Encoder;
-use crate::memory::{Memory, next_id};
+use crate::memory::Memory;
 use crate::ops;
 use crate::plan::Plan;
 use crate::trust::{Kept, experimental};
@@ -38,7 +38,7 @@ pub struct WgpuOptions {
 /// ```
 pub struct WgpuDevice {
     kind: AdapterKind,
-    gpu: Gpu,
+    pub(crate) gpu: Gpu,
     encoder: Mutex<Encoder>,
 }
 
@@ -59,6 +59,8 @@ pub(crate) struct Gpu {
     /// Side of the squares that matrix units multiply, f16 times f16 into f32, where products may be rounded so.
     pub matrix_side: Option<u32>,
     pub read_back: Mutex<Option<wgpu::Buffer>>,
+    /// Bytes of all buffers that were allocated and live.
+    pub used: Arc<AtomicU64>,
     pub linear: crate::linear::Shared,
     failure: Arc<Mutex<Option<String>>>,
 }
@@ -72,6 +74,10 @@ const WANTED: wgpu::Features = wgpu::Features::SHADER_F16
     .union(wgpu::Features::PIPELINE_CACHE)
     .union(wgpu::Features::TIMESTAMP_QUERY)
     .union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
+
+/// Multiplications and additions of a submission, about: a tenth of a second of a fast adapter, a few seconds of a slow
+/// one, after which some systems take it for hung. A decoded token has far fewer.
+const MOST_WORK: f64 = 4e12;
 
 impl WgpuDevice {
     /// Opens an adapter.
@@ -149,6 +155,7 @@ impl WgpuDevice {
             backend: info.backend,
             matrix_side,
             read_back: Mutex::new(None),
+            used: Arc::default(),
             linear: crate::linear::Shared::default(),
             failure,
         };
@@ -243,7 +250,7 @@ impl Device for WgpuDevice {
 
     fn alloc(&self, label: &str, bytes: usize) -> Result<Buffer, DeviceError> {
         let buffer = self.gpu.allocate(label, bytes)?;
-        Ok(Buffer::new(bytes, Memory { owner: self.gpu.owner, id: next_id(), buffer }))
+        Ok(Buffer::new(bytes, Memory::new(&self.gpu, buffer)))
     }
 
     fn adopt(&self, _: Mapping) -> Result<Option<Buffer>, DeviceError> {
@@ -274,7 +281,15 @@ impl Device for WgpuDevice {
 
     fn run(&self, ops: &[Recorded<'_>]) -> Result<(), DeviceError> {
         let mut plan = Plan::new(&self.gpu);
-        for r in ops {
+        let mut pending = 0.0;
+        let mut rest = ops;
+        while let Some((r, after)) = rest.split_first() {
+            rest = after;
+            if let Some(done) = after.first().and_then(|next| ops::plan_two(&mut plan, &r.op, &next.op)) {
+                done?;
+                rest = &after[1..];
+                continue;
+            }
             let done = match &r.op {
                 Op::Acquire(op) => self.submit(&mut plan).and_then(|()| op.source.acquire(op.unit)),
                 // What fills the slot next is queued behind the ops that were submitted.
@@ -283,6 +298,13 @@ impl Device for WgpuDevice {
                 op => ops::plan(&mut plan, op),
             };
             plan.end_op();
+            pending += ops::work(&r.op);
+            let done = if pending > MOST_WORK && done.is_ok() {
+                pending = 0.0;
+                self.submit(&mut plan)
+            } else {
+                done
+            };
             done.map_err(|error| match error {
                 DeviceError::Op { scope, message, op } if scope.is_empty() => {
                     let op = if op.is_empty() { r.op.name() } else { op };

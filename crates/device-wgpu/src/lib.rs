@@ -9,6 +9,9 @@
 #![deny(unsafe_code)]
 #![deny(missing_docs)]
 
+#[cfg(test)]
+extern crate self as turbospark_device_wgpu;
+
 mod adapter;
 mod clock;
 mod device;
@@ -21,6 +24,8 @@ mod ops;
 mod pipelines;
 mod plan;
 mod trust;
+#[cfg(test)]
+mod variants;
 
 pub use adapter::{Adapter, AdapterKind, Capabilities};
 pub use device::{WgpuDevice, WgpuOptions};

@@ -1,5 +1,6 @@
 //! The device's buffers, and how bytes get in and out of them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use turbospark_device::{DeviceError, View};
@@ -12,6 +13,8 @@ pub(crate) struct Memory {
     pub owner: usize,
     pub id: u64,
     pub buffer: wgpu::Buffer,
+    /// Bytes of all buffers of the device.
+    used: Arc<AtomicU64>,
 }
 
 /// Sizes are multiples of this, so that a window may be rounded up to whole words and vectors.
@@ -24,8 +27,17 @@ pub(crate) fn next_id() -> u64 {
     BUFFERS.fetch_add(1, Ordering::Relaxed)
 }
 
+impl Memory {
+    /// A buffer of `gpu`, which counts it.
+    pub fn new(gpu: &Gpu, buffer: wgpu::Buffer) -> Self {
+        gpu.used.fetch_add(buffer.size(), Ordering::Relaxed);
+        Memory { owner: gpu.owner, id: next_id(), buffer, used: Arc::clone(&gpu.used) }
+    }
+}
+
 impl Drop for Memory {
     fn drop(&mut self) {
+        self.used.fetch_sub(self.buffer.size(), Ordering::Relaxed);
         // Bind groups that are kept would hold its memory.
         self.buffer.destroy();
     }
@@ -41,7 +53,11 @@ impl Gpu {
                 self.name, self.limits.max_buffer_size
             )));
         }
-        let refused = || DeviceError::OutOfMemory { label: label.into(), bytes };
+        let refused = || {
+            let used = self.used.load(Ordering::Relaxed) as f64 / f64::from(1 << 20);
+            let label = format!("{label} on {}, beside {used:.0} MiB of other buffers", self.name);
+            DeviceError::OutOfMemory { label, bytes }
+        };
         let room = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let valid = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
         let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;

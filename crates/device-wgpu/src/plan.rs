@@ -207,7 +207,6 @@ impl Run<'_, '_> {
     }
 
     /// Lets the text use the type `f16`.
-    #[allow(dead_code, reason = "for kernels that multiply f16")]
     pub fn with_f16(mut self, f16: bool) -> Self {
         self.f16 = f16;
         self

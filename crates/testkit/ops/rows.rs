@@ -197,6 +197,30 @@ proptest! {
     }
 
     #[test]
+    fn a_norm_and_a_turn_of_the_same_heads_agree(
+        rows in 1usize..20, heads in 1usize..5, half in 1usize..70, rest in 0usize..40, one_plus in any::<bool>(),
+        dtype in 0usize..3, seed in 0u64..1 << 32,
+    ) {
+        check(3e-6, |d| {
+            let n = 2 * half + rest;
+            let x = put_f32(d, &random(seed, rows * heads * 2 * n));
+            let w = put(d, float(dtype), &random(seed + 1, n));
+            let (cos, sin) = (put_f32(d, &random(seed + 2, rows * half)), put_f32(d, &random(seed + 3, rows * half)));
+            let view = x.view(0, DType::F32, [rows, heads * 2 * n]).split_last(2 * n).narrow(2, n..2 * n);
+            submit(d, |pass| {
+                let weight = w.view(0, float(dtype), [n]);
+                pass.rms_norm(RmsNorm { x: view, weight, one_plus, eps: 1e-6, gate: None, out: view });
+                pass.rope(Rope {
+                    x: view,
+                    cos: cos.view(0, DType::F32, [rows, half]),
+                    sin: sin.view(0, DType::F32, [rows, half]),
+                });
+            });
+            vec![get(d, &x)]
+        });
+    }
+
+    #[test]
     fn gather_agrees(
         rows in 1usize..30, m in 1usize..20, n in 1usize..80, taps in 1usize..5, weighted in any::<bool>(),
         accumulate in any::<bool>(), dtype in 0usize..3, seed in 0u64..1 << 32,

@@ -159,7 +159,10 @@ fn gpu(options: &LoadOptions) -> Result<Box<dyn Device>> {
     use turbospark_device_wgpu::{Adapter, WgpuDevice, WgpuOptions};
     let adapter = Adapter::choose(options.adapter.as_deref())?;
     let cache = crate::bench::cache_folder().ok().map(|folder| folder.with_file_name("kernels"));
-    Ok(Box::new(WgpuDevice::new(&adapter, WgpuOptions { precision: options.precision, cache, ..WgpuOptions::default() })?))
+    Ok(Box::new(WgpuDevice::new(
+        &adapter,
+        WgpuOptions { precision: options.precision, cache, ..WgpuOptions::default() },
+    )?))
 }
 
 #[cfg(not(feature = "device-wgpu"))]

@@ -38,12 +38,17 @@ fn score(model: &Model, name: &str) -> Score {
 
 /// As [`score`], against predictions that lie elsewhere.
 fn score_by(model: &Model, predictions: &Path) -> Score {
+    score_each(model, predictions, 1)
+}
+
+/// As [`score_by`], of every page whose number is a multiple of `step`.
+fn score_each(model: &Model, predictions: &Path, step: usize) -> Score {
     let folder = assets().join("eval");
     let predictions = std::fs::read_to_string(predictions).unwrap();
     let (mut ours, mut theirs, mut characters, mut different) = (0, 0, 0, Vec::new());
     let options = GenerateOptions { sampling: Some(Sampling::default()), max_tokens: Some(400), ..Default::default() };
     let mut session = model.session();
-    for line in predictions.lines() {
+    for line in predictions.lines().step_by(step) {
         let row: Value = serde_json::from_str(line).unwrap();
         let text = |key: &str| row[key].as_str().unwrap();
         let prompt = model.prompt().image_file(folder.join(text("file"))).text(text("prompt")).build().unwrap();
@@ -97,6 +102,31 @@ fn options(precision: Precision) -> LoadOptions {
 #[cfg(feature = "embedded-model")]
 fn the_embedded_model_reads_as_the_reference_does_in_f32() {
     check(&Model::embedded(&options(Precision::F32)).unwrap(), "tiny-ocr-qwen3_vl");
+}
+
+/// Fewer pages: where there is no other adapter, this one is software.
+#[test]
+#[cfg(all(feature = "embedded-model", feature = "device-wgpu"))]
+fn a_graphics_adapter_reads_as_the_reference_does_in_f32() {
+    use turbospark::DeviceChoice;
+    let options = LoadOptions { device: DeviceChoice::Gpu, adapter: Some("0".into()), ..options(Precision::F32) };
+    if turbospark::device_wgpu::Adapter::all().is_empty() {
+        println!("skipped: no Vulkan adapter");
+        return;
+    }
+    for name in ["tiny-ocr-qwen3_vl", "tiny-ocr-qwen3_5", "tiny-ocr-qwen3_5_moe"] {
+        let model = match shared(&format!("models/{name}")) {
+            _ if name == "tiny-ocr-qwen3_vl" => Model::embedded(&options).unwrap(),
+            Some(folder) => Model::open(folder, &options).unwrap(),
+            None => {
+                println!("skipped: {name} is not part of the project");
+                continue;
+            }
+        };
+        let predictions = assets().join(format!("eval/predictions-{name}.jsonl"));
+        let Score { different, .. } = score_each(&model, &predictions, 8);
+        assert!(different.is_empty(), "{name}: {} answers differ:\n{}", different.len(), different.join("\n"));
+    }
 }
 
 #[test]

@@ -75,7 +75,8 @@ fn residencies(moe: bool) -> Vec<Residency> {
     all
 }
 
-fn check(device: Arc<dyn Device>) {
+/// Every residency, or `few` of them on few models: a software adapter is slow.
+fn check(device: Arc<dyn Device>, few: bool) {
     for (config, layouts) in [
         (dense(), &[ExpertLayout::Fused][..]),
         (mixture(64), &[ExpertLayout::FusedTransposed, ExpertLayout::Fused, ExpertLayout::Split]),
@@ -86,10 +87,11 @@ fn check(device: Arc<dyn Device>) {
             let folder = source(&config, layout);
             let packed = tempfile::tempdir().unwrap();
             pack(folder.path(), packed.path(), &PackOptions::default(), &Cancel::new(), &mut |_| {}).unwrap();
-            for path in [folder.path(), packed.path()] {
+            let paths = [folder.path(), packed.path()];
+            for path in if few { &paths[1..] } else { &paths[..] } {
                 // Of its own form: packing turns experts that are stored the other way round, and sums go another way.
                 let expected = logits(&open(path, &device, &Residency::default()).unwrap(), &*device);
-                for residency in residencies(moe) {
+                for residency in residencies(moe).into_iter().step_by(if few { 3 } else { 1 }) {
                     let model = open(path, &device, &residency).unwrap();
                     let same = logits(&model, &*device) == expected;
                     assert!(same, "{} {layout:?} {residency:?} {}", config["model_type"], path.display());
@@ -109,21 +111,21 @@ fn check(device: Arc<dyn Device>) {
 
 #[test]
 fn streamed_weights_give_the_bits_of_resident_ones() {
-    check(Arc::new(ReferenceDevice));
+    check(Arc::new(ReferenceDevice), false);
 }
 
 #[test]
 #[cfg(feature = "device-cpu")]
 fn on_the_processor_too() {
     let options = turbospark_device_cpu::CpuOptions { threads: Some(2), ..Default::default() };
-    check(Arc::new(turbospark_device_cpu::CpuDevice::new(options).unwrap()));
+    check(Arc::new(turbospark_device_cpu::CpuDevice::new(options).unwrap()), false);
 }
 
 #[test]
 #[cfg(feature = "device-wgpu")]
 fn on_a_graphics_adapter_too() {
     if let Some(device) = gpu(turbospark_device::Precision::F32) {
-        check(Arc::new(device));
+        check(Arc::new(device), true);
     }
 }
 

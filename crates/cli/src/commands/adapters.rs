@@ -22,6 +22,13 @@ pub fn run(as_json: bool) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+/// What `--adapter` chose, as JSON.
+pub fn chosen(name: Option<&str>) -> Option<Value> {
+    let adapter = Adapter::choose(name).ok()?;
+    let at = Adapter::all().iter().position(|a| a.name() == adapter.name() && a.api() == adapter.api())?;
+    Some(object(at, &adapter))
+}
+
 fn kind(adapter: &Adapter) -> &'static str {
     match adapter.kind() {
         AdapterKind::Discrete => "discrete",
@@ -32,15 +39,21 @@ fn kind(adapter: &Adapter) -> &'static str {
     }
 }
 
-/// Which variants of the kernels run, by what they are for.
+/// Which variants of the kernels run with `--precision auto`, by what they are for. In f32 there are tiles of f32 alone.
 fn kernels(c: &Capabilities) -> [(&'static str, String); 3] {
-    let f16 = if c.f16 { "f16 tiles, f32 with --precision f32" } else { "f32 tiles" };
+    let tiles = if c.f16 { "f16 tiles" } else { "f32 tiles" };
+    let matrices = match c.matrix_side {
+        Some(side) => format!("matrix units of {side} x {side} in f16"),
+        None => tiles.into(),
+    };
+    // Of the sizes that there are, attention has one of sixteen.
+    let attention = if c.matrix_side == Some(16) { matrices.clone() } else { tiles.into() };
     let sums = match c.subgroups {
         Some((least, most)) if least == most => format!("subgroups of {least}"),
         Some((least, most)) => format!("subgroups of {least} to {most}"),
         None => "workgroup memory".into(),
     };
-    [("prompts and pictures", f16.into()), ("decoded rows", sums), ("attention", f16.into())]
+    [("prompts and pictures", matrices), ("decoded rows", sums), ("attention", attention)]
 }
 
 fn object(i: usize, a: &Adapter) -> Value {

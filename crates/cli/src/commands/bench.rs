@@ -129,6 +129,10 @@ pub fn run(args: &BenchArgs, verbose: bool) -> anyhow::Result<Outcome> {
     if args.json {
         let mut object = object(&model, &report);
         object["model_path"] = json!(path);
+        #[cfg(feature = "device-wgpu")]
+        if model.device().name().starts_with("gpu") {
+            object["adapter"] = json!(super::adapters::chosen(args.load_options().adapter.as_deref()));
+        }
         object["quant"] = json!(args.load_options().quant.map(|q| q.to_string()));
         console::print_json(&object)?;
     } else {

@@ -142,8 +142,7 @@ fn widens(gpu: &Gpu) -> Option<bool> {
     }
     gpu.queue.submit([encoder.finish()]);
     let mut got = [0u32; 16];
-    gpu.get(&crate::memory::Memory { owner: gpu.owner, id: next_id(), buffer }, 0, bytemuck::cast_slice_mut(&mut got))
-        .ok()?;
+    gpu.get(&crate::memory::Memory::new(gpu, buffer), 0, bytemuck::cast_slice_mut(&mut got)).ok()?;
     let wide = |h| turbospark_tensor::f16_to_f32(h).to_bits();
     Some(PAIRS.iter().enumerate().all(|(i, &[x, y])| got[i + 8] == wide(x) ^ (wide(y) >> 1)))
 }

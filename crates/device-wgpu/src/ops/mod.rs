@@ -7,11 +7,14 @@ mod delta;
 mod norm;
 mod paged;
 mod rows;
+mod work;
 
 use turbospark_device::{DeviceError, Op, View};
 
 use crate::linear;
 use crate::plan::{Plan, word};
+
+pub(crate) use work::work;
 
 pub(crate) type Done = Result<(), DeviceError>;
 
@@ -38,6 +41,14 @@ pub(crate) fn plan(plan: &mut Plan<'_>, op: &Op<'_>) -> Done {
         Op::DeltaScan(op) => delta::delta_scan(plan, op),
         Op::Router(op) => rows::router(plan, op),
         Op::Experts(_) | Op::Acquire(_) | Op::Release(_) => unreachable!("split the plan"),
+    }
+}
+
+/// Puts two neighbours into the plan at once, where one kernel does both; else `None`, and nothing was planned.
+pub(crate) fn plan_two(plan: &mut Plan<'_>, first: &Op<'_>, second: &Op<'_>) -> Option<Done> {
+    match (first, second) {
+        (Op::RmsNorm(norm), Op::Rope(rope)) => norm::norm_rope(plan, norm, rope),
+        _ => None,
     }
 }
 

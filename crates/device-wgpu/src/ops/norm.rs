@@ -1,6 +1,7 @@
 //! Norms: a workgroup a row.
 
-use turbospark_device::op::{LayerNorm, RmsNorm};
+use turbospark_device::View;
+use turbospark_device::op::{LayerNorm, RmsNorm, Rope};
 
 use super::{Done, strides};
 use crate::kernel::{Form, Source};
@@ -15,6 +16,12 @@ const RMS_NORM: Source = Source {
 const LAYER_NORM: Source = Source {
     name: "layer_norm",
     text: include_str!("../shaders/layer_norm.wgsl"),
+    includes: &[include_str!("../shaders/sum.wgsl")],
+};
+
+const NORM_ROPE: Source = Source {
+    name: "norm_rope",
+    text: include_str!("../shaders/norm_rope.wgsl"),
     includes: &[include_str!("../shaders/sum.wgsl")],
 };
 
@@ -90,5 +97,35 @@ pub(super) fn layer_norm(plan: &mut Plan<'_>, op: &LayerNorm<'_>) -> Done {
         .read("weight", Form::Stored(op.weight.dtype()), &weight.window)
         .read("bias", Form::Stored(op.bias.dtype()), &bias.window)
         .write("out", Form::F32, &out.window)
+        .over(&words, rows as u64)
+}
+
+/// A norm of heads in place and the turn of the same heads, in one: `None` where the two are not that.
+pub(super) fn norm_rope(plan: &mut Plan<'_>, norm: &RmsNorm<'_>, rope: &Rope<'_>) -> Option<Done> {
+    let same = |a: &View<'_>, b: &View<'_>| {
+        std::ptr::eq(a.buffer(), b.buffer())
+            && a.offset_bytes() == b.offset_bytes()
+            && a.dims() == b.dims()
+            && (0..a.dims().len()).all(|axis| a.stride(axis) == b.stride(axis))
+    };
+    let fits = norm.x.dims().len() == 3 && norm.gate.is_none() && same(&norm.x, &norm.out) && same(&norm.x, &rope.x);
+    fits.then(|| one(plan, norm, rope))
+}
+
+fn one(plan: &mut Plan<'_>, norm: &RmsNorm<'_>, rope: &Rope<'_>) -> Done {
+    let (x, weight) = (plan.view(&norm.x)?, plan.stored(&norm.weight)?);
+    let (cos, sin) = (plan.view(&rope.cos)?, plan.view(&rope.sin)?);
+    let (heads, n) = (norm.x.dim(1), norm.x.dim(2));
+    let rows = norm.x.dim(0) * heads;
+    let [row, head] = strides(&norm.x)?;
+    let (eps, half) = (norm.eps.to_bits(), word(rope.cos.dim(1))?);
+    let words = [word(n)?, word(heads)?, word(rows)?, eps, x.at, row, head, weight.at, half, cos.at, sin.at];
+    plan.kernel(&NORM_ROPE)
+        .set("WG", threads(n))
+        .set("ONE_PLUS", norm.one_plus.into())
+        .write("x", Form::F32, &x.window)
+        .read("weight", Form::Stored(norm.weight.dtype()), &weight.window)
+        .read("cos_t", Form::F32, &cos.window)
+        .read("sin_t", Form::F32, &sin.window)
         .over(&words, rows as u64)
 }

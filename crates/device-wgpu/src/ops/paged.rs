@@ -4,7 +4,7 @@ use turbospark_device::op::{PagedAttention, StoreKv};
 use turbospark_device::{DeviceError, Span, View};
 use turbospark_tensor::DType;
 
-use super::attention::{PROMPT, PROMPT_SHUFFLED, TILE, columns, variant};
+use super::attention::{PROMPT, PROMPT_MATRIX, PROMPT_SHUFFLED, TILE, tiled};
 use super::{Done, WG, groups, strides};
 use crate::kernel::{Form, Source};
 use crate::plan::{At, Plan, word};
@@ -107,14 +107,8 @@ fn prompt(plan: &mut Plan<'_>, op: &PagedAttention<'_>) -> Done {
         out_row,
         out_head,
     ];
-    let (columns, depth) = columns(n);
     let tables = plan.tables();
-    let (source, f16) = (variant(plan, &PROMPT, &PROMPT_SHUFFLED), plan.gpu.small_tiles());
-    plan.kernel(source)
-        .with_f16(f16)
-        .set("N", word(n)?)
-        .set("COLUMNS", columns)
-        .set("DEPTH", depth)
+    tiled(plan, [&PROMPT, &PROMPT_SHUFFLED, &PROMPT_MATRIX], n)
         .set("PAGE", word(op.page_len)?)
         .set("QUANTISED", k.quantised)
         .read("tables", Form::U32, &tables)

@@ -1,0 +1,88 @@
+//! Bytes in and out of a device, and what it refuses.
+
+mod common;
+
+use common::*;
+use turbospark_device::op::{Copy, Gather};
+use turbospark_device::{Device, DeviceError, Pass, ReferenceDevice};
+use turbospark_device_wgpu::Adapter;
+use turbospark_tensor::DType;
+
+#[test]
+fn bytes_come_back_from_any_place_and_their_neighbours_stay() {
+    let Some(gpu) = gpu() else { return };
+    let device: &dyn Device = gpu;
+    for (len, at, some) in [(1, 0, 1), (7, 3, 4), (64, 1, 62), (64, 5, 3), (33, 32, 1), (100, 4, 8), (9, 2, 7)] {
+        let buffer = device.alloc("test", len).unwrap();
+        let all: Vec<u8> = (0..len).map(|i| i as u8 + 1).collect();
+        let mut got = vec![7; len];
+        device.read(buffer.bytes(), &mut got).unwrap();
+        assert!(got.iter().all(|&b| b == 0), "a new buffer is zeroed");
+        device.write(buffer.bytes(), &all).unwrap();
+        let part = buffer.view(at, DType::U8, [some]);
+        device.write(part, &vec![200; some]).unwrap();
+        device.read(buffer.bytes(), &mut got).unwrap();
+        let want: Vec<u8> = (0..len).map(|i| if (at..at + some).contains(&i) { 200 } else { all[i] }).collect();
+        assert_eq!(got, want);
+        let fill = |out: &mut [u8]| {
+            out.copy_from_slice(&all[..some]);
+            Ok(())
+        };
+        device.fill(part, &mut { fill }).unwrap();
+        device.read(part, &mut got[..some]).unwrap();
+        assert_eq!(got[..some], all[..some]);
+    }
+}
+
+#[test]
+fn a_readers_error_and_foreign_buffers_are_told() {
+    let Some(gpu) = gpu() else { return };
+    let buffer = gpu.alloc("test", 64).unwrap();
+    let error = gpu.fill(buffer.bytes(), &mut |_| Err(std::io::Error::other("no such file"))).unwrap_err();
+    assert!(matches!(&error, DeviceError::Weights(e) if e.to_string() == "no such file"), "{error}");
+    let foreign = ReferenceDevice.alloc("test", 64).unwrap();
+    let (from, to) = (foreign.view(0, DType::F32, [4]), buffer.view(0, DType::F32, [4]));
+    let mut pass = Pass::new(gpu);
+    pass.copy(Copy { from, to });
+    assert!(matches!(pass.submit(), Err(DeviceError::ForeignBuffer(_))));
+    assert!(gpu.read(foreign.bytes(), &mut [0; 4]).is_err());
+}
+
+#[test]
+fn more_than_there_is_is_refused_by_name() {
+    let Some(gpu) = gpu() else { return };
+    let error = gpu.alloc("lm_head.weight", 1 << 45).unwrap_err().to_string();
+    assert!(error.contains("lm_head.weight") && error.contains(&(1u64 << 45).to_string()), "{error}");
+    // What was refused leaves the device as it was.
+    let held: Vec<_> = (0..1 << 12).map_while(|_| gpu.alloc("a large slot", 1 << 30).ok()).take(2).collect();
+    assert!(!held.is_empty());
+    assert!(gpu.alloc("test", 64).is_ok());
+}
+
+#[test]
+fn ids_that_lead_out_of_a_table_reach_no_other_memory() {
+    let Some(gpu) = gpu() else { return };
+    let device: &dyn Device = gpu;
+    let (table, out) = (put_f32(device, &[1.0; 8]), put_f32(device, &[5.0; 8]));
+    let index = put_i32(device, &[1, 1 << 30]);
+    let mut pass = Pass::new(device);
+    pass.gather(Gather {
+        table: table.view(0, DType::F32, [2, 4]).into(),
+        index: index.view(0, DType::I32, [2]),
+        weights: None,
+        out: out.view(0, DType::F32, [2, 4]),
+        accumulate: false,
+    });
+    pass.submit().unwrap();
+    assert_eq!(get(device, &out), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
+}
+
+#[test]
+fn an_adapter_is_found_by_name_and_a_wrong_name_lists_what_there_is() {
+    let all = Adapter::all();
+    let Some(first) = all.first() else { return };
+    assert_eq!(Adapter::choose(Some("0")).unwrap().name(), first.name());
+    assert_eq!(Adapter::choose(Some(first.name())).unwrap().name(), first.name());
+    let error = Adapter::choose(Some("no such adapter")).unwrap_err().to_string();
+    assert!(error.contains("no such adapter") && error.contains(first.name()), "{error}");
+}
