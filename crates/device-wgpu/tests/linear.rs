@@ -169,11 +169,9 @@ fn scales_apart_agree_in_layers() {
 fn a_row_has_the_same_bits_in_any_company() {
     let (k, n) = (515, 37);
     for d in all() {
-        for (dtype, layout) in [
-            (DType::F16, WeightLayout::OutIn),
-            (DType::BF16, WeightLayout::InOut),
-            (DType::Q4_K, WeightLayout::OutIn),
-        ] {
+        for (dtype, layout) in
+            [(DType::F16, WeightLayout::OutIn), (DType::BF16, WeightLayout::InOut), (DType::Q4_K, WeightLayout::OutIn)]
+        {
             let k = if dtype.is_block() { 512 } else { k };
             let w = if dtype.is_block() {
                 put_bytes(d, &random_blocks(1, dtype, n * k))

@@ -64,6 +64,12 @@ macro_rules! text {
 /// Threads of the kernel for `[in, out]` weights.
 const COLUMN_THREADS: u32 = 128;
 
+/// Workgroup memory that the largest tiles of a side need: three times the rows of a step, or two of them, and squares of
+/// each subgroup's on their way out.
+pub(crate) fn matrix_bytes(side: u32) -> u32 {
+    2 * (128 + 64 + 64) * 40 + 4 * 8 * 2 * side * side
+}
+
 impl Variant {
     /// The kernel, written out on first use and kept: there are as many as a model has kinds of layers.
     pub fn source(self) -> &'static Source {
