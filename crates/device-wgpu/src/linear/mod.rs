@@ -7,6 +7,7 @@
 mod experts;
 mod format;
 mod gather;
+mod halves;
 mod kernel;
 mod layer;
 mod shared;
@@ -26,6 +27,7 @@ use weight::{Weight, parts};
 
 pub(crate) use experts::experts;
 pub(crate) use gather::gather;
+pub(crate) use halves::Kept;
 pub(crate) use kernel::matrix_bytes;
 pub(crate) use shared::Shared;
 pub(crate) use trial::matrices_work;
