@@ -9,6 +9,7 @@ use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Op, Precis
 
 use crate::clock::Clock;
 use crate::encode::Encoder;
+use crate::linear::matrices_work;
 use crate::memory::Memory;
 use crate::ops;
 use crate::plan::Plan;
@@ -142,7 +143,10 @@ impl WgpuDevice {
         let subgroups = if has_subgroups { (info.subgroup_min_size, info.subgroup_max_size) } else { (0, 0) };
         let one_size = subgroups == (32, 32);
         let rounds = options.precision == Precision::Auto && !options.no_matrix_units;
-        let matrix_side = adapter.matrix_side(features).filter(|_| one_size && rounds);
+        let room = limits.max_compute_workgroup_storage_size;
+        let matrix_side = adapter
+            .matrix_side(features)
+            .filter(|side| one_size && rounds && room >= crate::linear::matrix_bytes(*side));
         let gpu = Gpu {
             name: format!("gpu ({adapter})"),
             owner: DEVICES.fetch_add(1, Ordering::Relaxed),
@@ -160,12 +164,22 @@ impl WgpuDevice {
             failure,
         };
         let kept = options.cache.and_then(|folder| Kept::open(&gpu.device, info, &folder));
-        Ok(WgpuDevice { kind: adapter.kind(), gpu, encoder: Mutex::new(Encoder::new(kept)) })
+        let mut device = WgpuDevice { kind: adapter.kind(), gpu, encoder: Mutex::new(Encoder::new(kept)) };
+        if device.gpu.matrix_side.is_some() && !matches!(matrices_work(&device), Ok(true)) {
+            device.gpu.matrix_side = None;
+        }
+        Ok(device)
     }
 
     /// Name and WGSL of every kernel that was compiled so far: they are compiled when an op first needs them.
     pub fn kernels(&self) -> Vec<(&'static str, String)> {
         self.encoder.lock().unwrap_or_else(PoisonError::into_inner).pipelines.texts()
+    }
+
+    /// Side of the squares that matrix units multiply for this device; `None` where it has none, may not round to f16, or
+    /// a trial of them gave wrong numbers.
+    pub fn matrix_units(&self) -> Option<u32> {
+        self.gpu.matrix_side
     }
 
     /// How long the adapter was busy with what `run` submits, by its own clock; `None` where it has none.

@@ -64,6 +64,12 @@ macro_rules! text {
 /// Threads of the kernel for `[in, out]` weights.
 const COLUMN_THREADS: u32 = 128;
 
+/// Workgroup memory that the largest tiles of a side need: three times the rows of a step, or two of them, and squares of
+/// each subgroup's on their way out.
+pub(crate) fn matrix_bytes(side: u32) -> u32 {
+    2 * (128 + 64 + 64) * 40 + 4 * 8 * 2 * side * side
+}
+
 impl Variant {
     /// The kernel, written out on first use and kept: there are as many as a model has kinds of layers.
     pub fn source(self) -> &'static Source {
@@ -102,7 +108,7 @@ impl Variant {
             Shape::Rows { outputs, batch, threads, subgroup } => {
                 names.extend([("ROWS", outputs), ("BATCH", batch), ("SUBGROUPS", u32::from(subgroup > 0))]);
                 let count = batch * each * if subgroup > 0 { outputs } else { 1 };
-                let parts = count * if subgroup > 0 { threads / subgroup } else { threads + 16 };
+                let parts = count * threads.checked_div(subgroup).unwrap_or(threads + 16);
                 let numbers =
                     vec![("ROWS", outputs), ("BATCH", batch), ("THREADS", threads), ("COUNT", count), ("PARTS", parts)];
                 (numbers, text!("rows"))
