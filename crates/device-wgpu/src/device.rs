@@ -9,7 +9,6 @@ use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Op, Precis
 
 use crate::clock::Clock;
 use crate::encode::Encoder;
-use crate::memory::Memory;
 use crate::ops;
 use crate::plan::Plan;
 use crate::trust::{Kept, experimental};
@@ -249,8 +248,7 @@ impl Device for WgpuDevice {
     }
 
     fn alloc(&self, label: &str, bytes: usize) -> Result<Buffer, DeviceError> {
-        let buffer = self.gpu.allocate(label, bytes)?;
-        Ok(Buffer::new(bytes, Memory::new(&self.gpu, buffer)))
+        Ok(Buffer::new(bytes, self.gpu.allocate_memory(label, bytes)?))
     }
 
     fn adopt(&self, _: Mapping) -> Result<Option<Buffer>, DeviceError> {
