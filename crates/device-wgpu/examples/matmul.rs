@@ -50,6 +50,7 @@ fn main() -> Done {
         }
     }
     let quick = has("--quick");
+    println!("{{\"matrix_units\":{:?}}}", auto.device.matrix_units().unwrap_or(0));
     if let Some(limits) = auto.device.limits()? {
         println!("{{\"read_gb_s\":{:.1}}}", limits.read_bytes_per_s / 1e9);
     }

@@ -9,6 +9,7 @@ use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Op, Precis
 
 use crate::clock::Clock;
 use crate::encode::Encoder;
+use crate::linear::matrices_work;
 use crate::ops;
 use crate::plan::Plan;
 use crate::trust::{Kept, experimental};
@@ -57,6 +58,8 @@ pub(crate) struct Gpu {
     pub backend: wgpu::Backend,
     /// Side of the squares that matrix units multiply, f16 times f16 into f32, where products may be rounded so.
     pub matrix_side: Option<u32>,
+    /// Whether attention runs on them too.
+    pub matrix_attention: bool,
     pub read_back: Mutex<Option<wgpu::Buffer>>,
     /// Bytes of all buffers that were allocated and live.
     pub used: Arc<AtomicU64>,
@@ -141,7 +144,10 @@ impl WgpuDevice {
         let subgroups = if has_subgroups { (info.subgroup_min_size, info.subgroup_max_size) } else { (0, 0) };
         let one_size = subgroups == (32, 32);
         let rounds = options.precision == Precision::Auto && !options.no_matrix_units;
-        let matrix_side = adapter.matrix_side(features).filter(|_| one_size && rounds);
+        let room = limits.max_compute_workgroup_storage_size;
+        let matrix_side = adapter
+            .matrix_side(features)
+            .filter(|side| one_size && rounds && room >= crate::linear::matrix_bytes(*side));
         let gpu = Gpu {
             name: format!("gpu ({adapter})"),
             owner: DEVICES.fetch_add(1, Ordering::Relaxed),
@@ -153,18 +159,33 @@ impl WgpuDevice {
             precision: options.precision,
             backend: info.backend,
             matrix_side,
+            matrix_attention: matrix_side == Some(16),
             read_back: Mutex::new(None),
             used: Arc::default(),
             linear: crate::linear::Shared::default(),
             failure,
         };
         let kept = options.cache.and_then(|folder| Kept::open(&gpu.device, info, &folder));
-        Ok(WgpuDevice { kind: adapter.kind(), gpu, encoder: Mutex::new(Encoder::new(kept)) })
+        let mut device = WgpuDevice { kind: adapter.kind(), gpu, encoder: Mutex::new(Encoder::new(kept)) };
+        if device.gpu.matrix_side.is_some() && !matches!(matrices_work(&device), Ok(true)) {
+            device.gpu.matrix_side = None;
+        }
+        device.gpu.matrix_attention &= device.gpu.matrix_side.is_some();
+        if device.gpu.matrix_attention && !matches!(ops::attention_works(&device), Ok(true)) {
+            device.gpu.matrix_attention = false;
+        }
+        Ok(device)
     }
 
     /// Name and WGSL of every kernel that was compiled so far: they are compiled when an op first needs them.
     pub fn kernels(&self) -> Vec<(&'static str, String)> {
         self.encoder.lock().unwrap_or_else(PoisonError::into_inner).pipelines.texts()
+    }
+
+    /// Side of the squares that matrix units multiply for this device; `None` where it has none, may not round to f16, or
+    /// a trial of them gave wrong numbers.
+    pub fn matrix_units(&self) -> Option<u32> {
+        self.gpu.matrix_side
     }
 
     /// How long the adapter was busy with what `run` submits, by its own clock; `None` where it has none.

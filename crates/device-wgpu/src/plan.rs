@@ -5,6 +5,7 @@ use turbospark_tensor::DType;
 
 use crate::device::Gpu;
 use crate::kernel::{Form, Key, Source};
+use crate::linear::Kept;
 use crate::memory::PARTED;
 
 /// Which buffer a binding reaches.
@@ -64,6 +65,8 @@ pub(crate) struct Plan<'d> {
     temp: u64,
     /// The most work space of any op.
     pub temp_bytes: u64,
+    /// Rows that the last op converted.
+    pub kept: Kept,
 }
 
 /// The numbers of elements from one index of an axis to the next, and other small numbers, as a kernel takes them.
@@ -78,19 +81,29 @@ pub(crate) fn refused(message: String) -> DeviceError {
 
 impl<'d> Plan<'d> {
     pub fn new(gpu: &'d Gpu) -> Self {
-        Plan { gpu, dispatches: Vec::new(), tables: Vec::new(), temp: 0, temp_bytes: 0 }
+        Plan { gpu, dispatches: Vec::new(), tables: Vec::new(), temp: 0, temp_bytes: 0, kept: Kept::default() }
     }
 
     /// Begins anew, once it was submitted.
     pub fn clear(&mut self) {
         self.dispatches.clear();
         self.tables.clear();
-        (self.temp, self.temp_bytes) = (0, 0);
+        (self.temp, self.temp_bytes, self.kept) = (0, 0, Kept::default());
     }
 
     /// Ends an op: its work space is free again.
     pub fn end_op(&mut self) {
         self.temp = 0;
+    }
+
+    /// Work space that the op has taken so far.
+    pub fn taken(&self) -> u64 {
+        self.temp
+    }
+
+    /// Takes what the op before had, with what is in it.
+    pub fn take_over(&mut self, end: u64) {
+        self.temp = self.temp.max(end);
     }
 
     /// A view, for a kernel to read or write.

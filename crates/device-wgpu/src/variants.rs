@@ -12,7 +12,7 @@ use crate::{Adapter, WgpuDevice, WgpuOptions};
 mod translate;
 
 /// A device of the API that takes everything and does nothing, as if it had these subgroups and matrix units.
-fn nothing(subgroups: u32, matrices: bool) -> WgpuDevice {
+pub(crate) fn nothing(subgroups: u32, matrices: bool) -> WgpuDevice {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::NOOP;
     descriptor.backend_options.noop.enable = true;
@@ -23,6 +23,7 @@ fn nothing(subgroups: u32, matrices: bool) -> WgpuDevice {
     let mut device = WgpuDevice::new(&adapter, options).unwrap();
     device.gpu.subgroups = (subgroups, subgroups);
     device.gpu.matrix_side = matrices.then_some(16);
+    device.gpu.matrix_attention = matrices;
     device.gpu.limits.max_compute_workgroup_storage_size = 48 << 10;
     device
 }

@@ -49,7 +49,8 @@ fn every_format_is_widened_to_the_bit_wherever_it_starts() {
         for (i, dtype) in plain.enumerate() {
             // Any bytes are some weights: their scales are of all sizes, and some are no numbers.
             let (m, n) = (5, if dtype.is_block() { 512 } else { 203 });
-            for at in [0, 1, 2, 4, 16] {
+            // Each is compiled for what it is aligned to; half of the formats see half of that.
+            for at in [[1, 4], [2, 16]][i % 2] {
                 let mut bytes = noise(i as u64, at + dtype.bytes(m * n).unwrap());
                 bytes[..at].fill(0xff);
                 let mut want = vec![0.0; m * n];
@@ -59,6 +60,26 @@ fn every_format_is_widened_to_the_bit_wherever_it_starts() {
                 same(&got, &want, &format!("{dtype} from byte {at}"));
             }
         }
+    }
+}
+
+#[test]
+fn ids_that_lead_out_of_a_table_read_zeros() {
+    for d in all() {
+        let table = put_f32(d, &random(1, 3 * 12));
+        let index = put_i32(d, &[2, 3, -1, i32::MAX]);
+        let out = put_f32(d, &[7.0; 4 * 12]);
+        submit(d, |pass| {
+            pass.gather(Gather {
+                table: table.view(0, DType::F32, [3, 12]).into(),
+                index: index.view(0, DType::I32, [4]),
+                weights: None,
+                out: out.view(0, DType::F32, [4, 12]),
+                accumulate: false,
+            });
+        });
+        let want = [&random(1, 3 * 12)[24..], &[0.0; 12], &[7.0; 12], &[0.0; 12]].concat();
+        assert_eq!(get(d, &out), want);
     }
 }
 
@@ -145,7 +166,7 @@ fn scales_apart_are_applied_to_the_bit() {
 
 #[test]
 fn scales_apart_agree_in_layers() {
-    for (i, (form, scales, biased)) in forms().enumerate() {
+    for (i, (form, scales, biased)) in forms().enumerate().step_by(4) {
         let [n, k, rows] = [19, 150, 6];
         check(sum_of(k) * 600.0, |d| {
             let (weight, _) = Apart::new(d, i as u64, form, scales, biased, [n, k, 1]);
@@ -168,13 +189,9 @@ fn scales_apart_agree_in_layers() {
 fn a_row_has_the_same_bits_in_any_company() {
     let (k, n) = (515, 37);
     for d in all() {
-        for (dtype, layout) in [
-            (DType::F16, WeightLayout::OutIn),
-            (DType::BF16, WeightLayout::InOut),
-            (DType::F32, WeightLayout::OutIn),
-            (DType::F32, WeightLayout::InOut),
-            (DType::Q4_K, WeightLayout::OutIn),
-        ] {
+        for (dtype, layout) in
+            [(DType::F16, WeightLayout::OutIn), (DType::BF16, WeightLayout::InOut), (DType::Q4_K, WeightLayout::OutIn)]
+        {
             let k = if dtype.is_block() { 512 } else { k };
             let w = if dtype.is_block() {
                 put_bytes(d, &random_blocks(1, dtype, n * k))
@@ -271,12 +288,10 @@ impl ExpertSource for Stacked {
 #[test]
 fn experts_agree_whether_they_lie_together_or_come_one_by_one() {
     let (experts, top) = (7, 3);
-    for (dtype, layout, i, h) in [
-        (DType::F32, WeightLayout::OutIn, 22, 51),
-        (DType::BF16, WeightLayout::InOut, 22, 51),
-        (DType::Q8_0, WeightLayout::OutIn, 64, 96),
-    ] {
-        for (rows, prompt) in [(3, 0), (40, 40), (33, 30)] {
+    for (dtype, layout, i, h) in
+        [(DType::BF16, WeightLayout::InOut, 22, 51), (DType::Q8_0, WeightLayout::OutIn, 64, 96)]
+    {
+        for (rows, prompt) in [(40, 40), (33, 30)] {
             let run = |d: &dyn Device, together: bool, some: std::ops::Range<usize>| {
                 let random_weights = |seed, outer: usize, inner: usize| {
                     if dtype.is_block() {

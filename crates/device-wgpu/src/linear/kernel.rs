@@ -22,7 +22,7 @@ pub(super) enum Shape {
     /// where the units read arrays of vectors.
     Matrix { side: u32, m: u32, n: u32, vectors: bool },
     /// Rows of a table.
-    Gather { weighted: bool, add: bool },
+    Gather { weighted: bool, add: bool, all: bool },
 }
 
 /// Where a kernel's rows come from.
@@ -64,6 +64,12 @@ macro_rules! text {
 /// Threads of the kernel for `[in, out]` weights.
 const COLUMN_THREADS: u32 = 128;
 
+/// Workgroup memory that the largest tiles of a side need: three times the rows of a step, or two of them, and squares of
+/// each subgroup's on their way out.
+pub(crate) fn matrix_bytes(side: u32) -> u32 {
+    2 * (128 + 64 + 64) * 40 + 4 * 8 * 2 * side * side
+}
+
 impl Variant {
     /// The kernel, written out on first use and kept: there are as many as a model has kinds of layers.
     pub fn source(self) -> &'static Source {
@@ -102,7 +108,7 @@ impl Variant {
             Shape::Rows { outputs, batch, threads, subgroup } => {
                 names.extend([("ROWS", outputs), ("BATCH", batch), ("SUBGROUPS", u32::from(subgroup > 0))]);
                 let count = batch * each * if subgroup > 0 { outputs } else { 1 };
-                let parts = count * if subgroup > 0 { threads / subgroup } else { threads + 16 };
+                let parts = count * threads.checked_div(subgroup).unwrap_or(threads + 16);
                 let numbers =
                     vec![("ROWS", outputs), ("BATCH", batch), ("THREADS", threads), ("COUNT", count), ("PARTS", parts)];
                 (numbers, text!("rows"))
@@ -123,8 +129,8 @@ impl Variant {
                 names.extend([("EACH_X", rows / 64), ("EACH_W", outputs / 64)]);
                 (vec![("MI", m), ("NI", n), ("SIDE", side), ("EACH", each)], text!("matrix"))
             }
-            Shape::Gather { weighted, add } => {
-                names.extend([("WEIGHTED", weighted.into()), ("ADD", add.into())]);
+            Shape::Gather { weighted, add, all } => {
+                names.extend([("WEIGHTED", weighted.into()), ("ADD", add.into()), ("ALL", all.into())]);
                 (Vec::new(), text!("gather"))
             }
         };

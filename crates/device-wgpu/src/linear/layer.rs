@@ -1,12 +1,13 @@
 //! A linear layer's dispatches.
 
+use turbospark_device::View;
 use turbospark_device::op::{Activation, WeightLayout};
-use turbospark_device::{DeviceError, View};
 
 use super::Rows;
+use super::halves::{Halves, Kept};
 use super::kernel::{Routed, Shape, Variant};
 use super::weight::{A, B, Weight};
-use crate::kernel::{Form, Source};
+use crate::kernel::Form;
 use crate::ops::Done;
 use crate::plan::{Plan, Window, word};
 
@@ -41,21 +42,18 @@ pub(super) struct Slots {
     pub routed: Routed,
 }
 
-const HALVES: Source = Source { name: "halves", text: include_str!("../shaders/linear/halves.wgsl"), includes: &[] };
-
-/// Rows of x as matrix units take them.
-struct Halves {
-    rows: Window,
-    /// What a row's sums are multiplied by.
-    unscale: Window,
-    /// Elements from a row to the next.
-    row: u32,
-}
-
 impl Layer<'_> {
     /// Rows before `prompt_rows` in tiles, the others by the row kernels.
     pub fn plan(&self, plan: &mut Plan<'_>, prompt_rows: usize) -> Done {
+        Kept::begin(plan, &self.x, [self.rows, prompt_rows, self.k]);
         self.tiles(plan, prompt_rows)?;
+        self.later(plan, prompt_rows)?;
+        Kept::end(plan);
+        Ok(())
+    }
+
+    /// Decode rows.
+    fn later(&self, plan: &mut Plan<'_>, prompt_rows: usize) -> Done {
         let later = self.rows - prompt_rows;
         if later == 0 || self.n == 0 {
             return Ok(());
@@ -146,23 +144,6 @@ impl Layer<'_> {
         Shape::Tile { m: tile_rows(rows), n: 4 }
     }
 
-    /// The rows of x in f16.
-    fn halves(&self, plan: &mut Plan<'_>, rows: usize, slots: Option<&Slots>) -> Result<Halves, DeviceError> {
-        // Of experts, `rows` are slots, and x has a row for `top` of them.
-        let rows = rows / slots.map_or(1, |s| s.top as usize);
-        let row = self.k.next_multiple_of(32);
-        let halves = plan.temp((2 * rows * row) as u64)?;
-        let unscale = plan.temp((4 * rows) as u64)?;
-        let words = [word(rows)?, word(self.k)?, self.x.at.at, self.x.row, word(row)?];
-        plan.kernel(&HALVES)
-            .with_f16(true)
-            .read("x", Form::F32, &self.x.at.window)
-            .write("halves", Form::Half4, &halves)
-            .write("unscale", Form::F32, &unscale)
-            .over(&words, rows as u64)?;
-        Ok(Halves { rows: halves, unscale, row: word(row)? })
-    }
-
     fn run(
         &self,
         plan: &mut Plan<'_>,
@@ -173,7 +154,12 @@ impl Layer<'_> {
         grid: [u32; 3],
     ) -> Done {
         let matrix = matches!(shape, Shape::Matrix { .. });
-        let halves = if matrix { Some(self.halves(plan, rows, slots)?) } else { None };
+        let halves = match slots {
+            _ if !matrix => None,
+            None => Some(Kept::halves(plan, &self.x, self.k, rows)?),
+            // Rows are slots, and x has a row for `top` of them.
+            Some(slots) => Some(Halves::new(plan, &self.x, self.k, rows / slots.top as usize)?),
+        };
         let (step, x) = halves.as_ref().map_or((self.x.row, self.x.at.at), |h| (h.row, 0));
         let out = self.out.at.at;
         let activation = match self.activation {

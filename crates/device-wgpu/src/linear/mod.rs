@@ -7,12 +7,14 @@
 mod experts;
 mod format;
 mod gather;
+mod halves;
 mod kernel;
 mod layer;
 mod shared;
 mod template;
 #[cfg(test)]
 mod tests;
+mod trial;
 mod weight;
 
 use turbospark_device::op::{GatedMatmul, LinearWeight, Matmul, WeightLayout};
@@ -25,7 +27,10 @@ use weight::{Weight, parts};
 
 pub(crate) use experts::experts;
 pub(crate) use gather::gather;
+pub(crate) use halves::Kept;
+pub(crate) use kernel::matrix_bytes;
 pub(crate) use shared::Shared;
+pub(crate) use trial::matrices_work;
 
 /// Submits what is planned so far, so that the host may look at it.
 pub(crate) type Flush<'f, 'd> = dyn FnMut(&mut Plan<'d>) -> Done + 'f;

@@ -84,6 +84,9 @@ impl Shared {
     /// Whether the adapter widens f16 exactly, subnormals too, which the API leaves to it. Asked once, by trying.
     pub fn hard_half(&self, gpu: &Gpu) -> bool {
         *self.hard_half.get_or_init(|| {
+            if gpu.backend == wgpu::Backend::Noop {
+                return false;
+            }
             // An adapter that has none of it refuses the trial.
             let scope = gpu.device.push_error_scope(wgpu::ErrorFilter::Validation);
             let widens = widens(gpu);

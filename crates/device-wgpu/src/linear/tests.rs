@@ -2,11 +2,14 @@
 
 use naga::back::{hlsl, msl, spv};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
+use turbospark_device::op::Matmul;
+use turbospark_device::{Device, Op};
 use turbospark_tensor::{Code, DType, ScaledForm};
 
 use super::format::Format;
 use super::kernel::{Routed, Shape, Variant};
 use crate::kernel::{Form, Key, compose};
+use crate::plan::Plan;
 
 fn formats() -> Vec<Format> {
     let plain = [DType::F32, DType::F16, DType::BF16].into_iter().chain(DType::BLOCKS).map(Format::Plain);
@@ -92,7 +95,7 @@ fn translate(what: &str, text: &str, languages: Languages) {
 #[test]
 fn every_kernel_is_valid_in_every_language() {
     let plain = Variant {
-        shape: Shape::Gather { weighted: true, add: false },
+        shape: Shape::Gather { weighted: true, add: false, all: true },
         a: (Format::Plain(DType::F16), 16),
         b: None,
         in_out: false,
@@ -107,7 +110,7 @@ fn every_kernel_is_valid_in_every_language() {
     for format in formats() {
         for align in [1, 16] {
             for shape in [
-                Shape::Gather { weighted: align == 1, add: true },
+                Shape::Gather { weighted: align == 1, add: true, all: false },
                 Shape::Rows { outputs: 2, batch: 1, threads: 64, subgroup: 2 * align },
             ] {
                 translate(
@@ -153,4 +156,31 @@ fn every_kernel_is_valid_in_every_language() {
             }
         }
     }
+}
+
+#[test]
+fn rows_are_converted_once_for_layers_that_follow_each_other_and_never_kept_too_long() {
+    let device = crate::variants::nothing(32, true);
+    let memory = device.alloc("test", 4 << 20).unwrap();
+    let x = |i: usize| memory.view(i << 18, DType::F32, [64, 128]);
+    let w = memory.view(3 << 20, DType::F16, [128, 128]);
+    let names = |ops: &[Op<'_>]| -> Vec<&str> {
+        let mut plan = Plan::new(&device.gpu);
+        for op in ops {
+            op.check().unwrap();
+            crate::ops::plan(&mut plan, op).unwrap();
+            plan.end_op();
+        }
+        plan.dispatches.iter().map(|d| d.source.name.split(' ').nth(1).unwrap_or(d.source.name)).collect()
+    };
+    let layer = |from: usize, to: usize| Op::Matmul(Matmul::new(x(from), w, x(to)));
+    let decoded = |from: usize, to: usize| Op::Matmul(Matmul { prompt_rows: 0, ..Matmul::new(x(from), w, x(to)) });
+    let half = |from: usize, to: usize| Op::Matmul(Matmul { prompt_rows: 32, ..Matmul::new(x(from), w, x(to)) });
+    assert_eq!(names(&[layer(0, 1), layer(0, 2), layer(0, 3)]), ["halves", "matrix", "matrix", "matrix"]);
+    assert_eq!(names(&[half(0, 1), half(0, 2)]), ["halves", "matrix", "rows", "matrix", "rows"]);
+    // Something else writes x, or its work space, in between.
+    assert_eq!(names(&[layer(0, 1), layer(2, 0), layer(0, 1)]).iter().filter(|n| **n == "halves").count(), 3);
+    assert_eq!(names(&[layer(0, 1), decoded(2, 0), layer(0, 1)]).iter().filter(|n| **n == "halves").count(), 2);
+    let zero = Op::Zero(turbospark_device::op::Zero { out: x(0) });
+    assert_eq!(names(&[layer(0, 1), zero, layer(0, 1)]).iter().filter(|n| **n == "halves").count(), 2);
 }

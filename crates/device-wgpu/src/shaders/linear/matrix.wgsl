@@ -23,6 +23,9 @@ var<workgroup> vs: array<Cell, BN * ROW / CELL>;
 //#end
 var<workgroup> stage: array<f32, 8u * EACH * SIDE * SIDE>;
 
+// Eight elements in f16.
+struct Small8 { a: vec4<f16>, b: vec4<f16> }
+
 fn put_x(at: u32, u: vec4<f16>, v: vec4<f16>) {
 //#if VECTORS
     xs[at / 4u] = u;
@@ -59,48 +62,50 @@ fn put_v(at: u32, u: vec4<f16>, v: vec4<f16>) {
 }
 //#end
 
-fn fetch_w(at: u32, e: u32, k: u32, first_o: u32) -> Eight {
+fn fetch_w(at: u32, e: u32, k: u32, first_o: u32) -> Small8 {
 //#if IN_OUT
     // A task is eight outputs of an inner element.
     let i = k + e / (BN / 8u);
-    if i >= p.k { return Eight(vec4<f32>(0.0), vec4<f32>(0.0)); }
-    return a_w8(at + i * p.a_row, 0u, first_o + e % (BN / 8u) * 8u);
+    if i >= p.k { return Small8(); }
+    let v = a_w8(at + i * p.a_row, 0u, first_o + e % (BN / 8u) * 8u);
+    return Small8(vec4<f16>(v.a), vec4<f16>(v.b));
 //#else
     let o = min(first_o + e / (BK / 8u), p.n - 1u);
     let i = k + e % (BK / 8u) * 8u;
-    if i >= p.k { return Eight(vec4<f32>(0.0), vec4<f32>(0.0)); }
+    if i >= p.k { return Small8(); }
+    var v = a_w8(at + o * p.a_row, o, i);
 //#if TAIL
-    return cut(a_w8(at + o * p.a_row, o, i), p.k - i);
-//#else
-    return a_w8(at + o * p.a_row, o, i);
+    v = cut(v, p.k - i);
 //#end
+    return Small8(vec4<f16>(v.a), vec4<f16>(v.b));
 //#end
 }
 //#if GATED
-fn fetch_v(at: u32, e: u32, k: u32, first_o: u32) -> Eight {
+fn fetch_v(at: u32, e: u32, k: u32, first_o: u32) -> Small8 {
 //#if IN_OUT
     // A task is eight outputs of an inner element.
     let i = k + e / (BN / 8u);
-    if i >= p.k { return Eight(vec4<f32>(0.0), vec4<f32>(0.0)); }
-    return b_w8(at + i * p.b_row, 0u, first_o + e % (BN / 8u) * 8u);
+    if i >= p.k { return Small8(); }
+    let v = b_w8(at + i * p.b_row, 0u, first_o + e % (BN / 8u) * 8u);
+    return Small8(vec4<f16>(v.a), vec4<f16>(v.b));
 //#else
     let o = min(first_o + e / (BK / 8u), p.n - 1u);
     let i = k + e % (BK / 8u) * 8u;
-    if i >= p.k { return Eight(vec4<f32>(0.0), vec4<f32>(0.0)); }
+    if i >= p.k { return Small8(); }
+    var v = b_w8(at + o * p.b_row, o, i);
 //#if TAIL
-    return cut(b_w8(at + o * p.b_row, o, i), p.k - i);
-//#else
-    return b_w8(at + o * p.b_row, o, i);
+    v = cut(v, p.k - i);
 //#end
+    return Small8(vec4<f16>(v.a), vec4<f16>(v.b));
 //#end
 }
 //#end
 
-fn store_w(e: u32, v: Eight) {
+fn store_w(e: u32, v: Small8) {
 //#if IN_OUT
     let at = e % (BN / 8u) * 8u * ROW + e / (BN / 8u);
-    let a = vec4<f16>(v.a);
-    let b = vec4<f16>(v.b);
+    let a = v.a;
+    let b = v.b;
 //#each c 4
 //#if VECTORS
     ws[(at + {c}u * ROW) / 4u][at % 4u] = a[{c}];
@@ -111,15 +116,15 @@ fn store_w(e: u32, v: Eight) {
 //#end
 //#end
 //#else
-    put_w(e / (BK / 8u) * ROW + e % (BK / 8u) * 8u, vec4<f16>(v.a), vec4<f16>(v.b));
+    put_w(e / (BK / 8u) * ROW + e % (BK / 8u) * 8u, v.a, v.b);
 //#end
 }
 //#if GATED
-fn store_v(e: u32, v: Eight) {
+fn store_v(e: u32, v: Small8) {
 //#if IN_OUT
     let at = e % (BN / 8u) * 8u * ROW + e / (BN / 8u);
-    let a = vec4<f16>(v.a);
-    let b = vec4<f16>(v.b);
+    let a = v.a;
+    let b = v.b;
 //#each c 4
 //#if VECTORS
     vs[(at + {c}u * ROW) / 4u][at % 4u] = a[{c}];
@@ -130,7 +135,7 @@ fn store_v(e: u32, v: Eight) {
 //#end
 //#end
 //#else
-    put_v(e / (BK / 8u) * ROW + e % (BK / 8u) * 8u, vec4<f16>(v.a), vec4<f16>(v.b));
+    put_v(e / (BK / 8u) * ROW + e % (BK / 8u) * 8u, v.a, v.b);
 //#end
 }
 //#end
@@ -172,9 +177,9 @@ fn main(
     var v_{e} = vec4<f16>();
 //#end
 //#each e EACH_W
-    var w_{e} = Eight(vec4<f32>(0.0), vec4<f32>(0.0));
+    var w_{e} = Small8();
 //#if GATED
-    var g_{e} = Eight(vec4<f32>(0.0), vec4<f32>(0.0));
+    var g_{e} = Small8();
 //#end
 //#end
     let m0 = subgroup / 4u * MI * SIDE;
