@@ -1,11 +1,12 @@
 //! Speeds of linear layers on a graphics adapter, a JSON object a line.
 //!
-//! `cargo run --release -p turbospark-device-wgpu --example matmul -- [--adapter NAME] [--quick] [--check]`
+//! `cargo run --release -p turbospark-device-wgpu --example matmul -- [--adapter NAME] [--quick] [--check] [--host]`
 //!
 //! The first lines tell the adapter and what it reads from memory. `decode` lines tell the bytes of weights that one
 //! row (or several) reads a second, `prompt` lines the multiplications and additions, each counted, of the kernels with
 //! and without matrix units. Times are the adapter's own where it has a clock, else of the host. Weights go round among
-//! copies that no cache holds. `--check` holds every kernel against sums in f64 first.
+//! copies that no cache holds. `--check` holds every kernel against sums in f64 first. `--host` tells instead what an op
+//! costs the host, on an adapter that does nothing.
 
 use std::time::Instant;
 
@@ -27,6 +28,9 @@ struct Bench {
 fn main() -> Done {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let has = |flag: &str| args.iter().any(|a| a == flag);
+    if has("--host") {
+        return host();
+    }
     let named = args.iter().position(|a| a == "--adapter").and_then(|i| args.get(i + 1));
     let adapter = match named {
         Some(name) => Adapter::choose(Some(name))?,
@@ -85,6 +89,32 @@ fn main() -> Done {
         }
         bench.prompt(DType::F16, k, n, rows[rows.len() / 2], true)?;
     }
+    Ok(())
+}
+
+/// What it costs to plan, record and submit ops, the adapter left aside.
+fn host() -> Done {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::NOOP;
+    descriptor.backend_options.noop.enable = true;
+    let instance = wgpu::Instance::new(descriptor);
+    let adapter = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::NOOP)).into_iter().next();
+    let adapter = Adapter::new(adapter.ok_or_else(|| DeviceError::Unsupported("no adapter".into()))?);
+    let bench = Bench { device: WgpuDevice::new(&adapter, WgpuOptions::default())?, name: "none" };
+    let weights: Vec<Buffer> = (0..100).map(|_| bench.device.alloc("weight", 4096)).collect::<Result<_, _>>()?;
+    let (x, out) = (bench.device.alloc("x", 4096)?, bench.device.alloc("out", 4096)?);
+    let (x, y) = (x.view(0, DType::F32, [1, 32]), out.view(0, DType::F32, [1, 32]));
+    let mut least = f64::INFINITY;
+    for _ in 0..50 {
+        let start = Instant::now();
+        let mut pass = Pass::new(bench.dev());
+        for w in &weights {
+            pass.matmul(Matmul { prompt_rows: 0, ..Matmul::new(x, w.view(0, DType::F16, [32, 32]), y) });
+        }
+        pass.submit()?;
+        least = least.min(start.elapsed().as_secs_f64());
+    }
+    println!("{{\"host_us_an_op\":{:.2}}}", least * 1e6 / weights.len() as f64);
     Ok(())
 }
 

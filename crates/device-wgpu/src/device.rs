@@ -10,7 +10,6 @@ use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Op, Precis
 use crate::clock::Clock;
 use crate::encode::Encoder;
 use crate::linear::matrices_work;
-use crate::memory::Memory;
 use crate::ops;
 use crate::plan::Plan;
 use crate::trust::{Kept, experimental};
@@ -59,6 +58,8 @@ pub(crate) struct Gpu {
     pub backend: wgpu::Backend,
     /// Side of the squares that matrix units multiply, f16 times f16 into f32, where products may be rounded so.
     pub matrix_side: Option<u32>,
+    /// Whether attention runs on them too.
+    pub matrix_attention: bool,
     pub read_back: Mutex<Option<wgpu::Buffer>>,
     /// Bytes of all buffers that were allocated and live.
     pub used: Arc<AtomicU64>,
@@ -158,6 +159,7 @@ impl WgpuDevice {
             precision: options.precision,
             backend: info.backend,
             matrix_side,
+            matrix_attention: matrix_side == Some(16),
             read_back: Mutex::new(None),
             used: Arc::default(),
             linear: crate::linear::Shared::default(),
@@ -167,6 +169,10 @@ impl WgpuDevice {
         let mut device = WgpuDevice { kind: adapter.kind(), gpu, encoder: Mutex::new(Encoder::new(kept)) };
         if device.gpu.matrix_side.is_some() && !matches!(matrices_work(&device), Ok(true)) {
             device.gpu.matrix_side = None;
+        }
+        device.gpu.matrix_attention &= device.gpu.matrix_side.is_some();
+        if device.gpu.matrix_attention && !matches!(ops::attention_works(&device), Ok(true)) {
+            device.gpu.matrix_attention = false;
         }
         Ok(device)
     }
@@ -267,8 +273,7 @@ impl Device for WgpuDevice {
     }
 
     fn alloc(&self, label: &str, bytes: usize) -> Result<Buffer, DeviceError> {
-        let buffer = self.gpu.allocate(label, bytes)?;
-        Ok(Buffer::new(bytes, Memory::new(&self.gpu, buffer)))
+        Ok(Buffer::new(bytes, self.gpu.allocate_memory(label, bytes)?))
     }
 
     fn adopt(&self, _: Mapping) -> Result<Option<Buffer>, DeviceError> {

@@ -8,14 +8,31 @@ use turbospark_device::{DeviceError, View};
 use crate::device::Gpu;
 
 /// A buffer of a device.
+///
+/// Where it is larger than the API's buffers may be, it is several that overlap: what lies in two of them is written to
+/// both. Kernels then see windows no longer than the overlap, each within one of them, and never write.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub owner: usize,
-    pub id: u64,
-    pub buffer: wgpu::Buffer,
+    parts: Vec<Part>,
+    /// From the first byte of a part to that of the next.
+    step: u64,
     /// Bytes of all buffers of the device.
     used: Arc<AtomicU64>,
 }
+
+/// One of the API's buffers, with its number.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub id: u64,
+    pub buffer: wgpu::Buffer,
+}
+
+/// Set in the numbers of parts.
+pub(crate) const PARTED: u64 = 1 << 63;
+
+/// Bytes that neighbouring parts share.
+const OVERLAP: u64 = 64 << 20;
 
 /// Sizes are multiples of this, so that a window may be rounded up to whole words and vectors.
 pub(crate) const GRAIN: u64 = 256;
@@ -30,21 +47,67 @@ pub(crate) fn next_id() -> u64 {
 impl Memory {
     /// A buffer of `gpu`, which counts it.
     pub fn new(gpu: &Gpu, buffer: wgpu::Buffer) -> Self {
-        gpu.used.fetch_add(buffer.size(), Ordering::Relaxed);
-        Memory { owner: gpu.owner, id: next_id(), buffer, used: Arc::clone(&gpu.used) }
+        Self::of(gpu, vec![buffer], u64::MAX)
+    }
+
+    fn of(gpu: &Gpu, buffers: Vec<wgpu::Buffer>, step: u64) -> Self {
+        let mark = if buffers.len() > 1 { PARTED } else { 0 };
+        let parts: Vec<Part> = buffers.into_iter().map(|buffer| Part { id: next_id() | mark, buffer }).collect();
+        let memory = Memory { owner: gpu.owner, parts, step, used: Arc::clone(&gpu.used) };
+        memory.used.fetch_add(memory.bytes(), Ordering::Relaxed);
+        memory
+    }
+
+    fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.buffer.size()).sum()
+    }
+
+    /// Whether it is several of the API's buffers.
+    pub fn is_parted(&self) -> bool {
+        self.parts.len() > 1
+    }
+
+    /// The part in which a window that starts at `from` lies, and the part's first byte.
+    pub fn part(&self, from: u64) -> (u64, &Part) {
+        let i = (from / self.step).min(self.parts.len() as u64 - 1);
+        (i * self.step, &self.parts[i as usize])
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.used.fetch_sub(self.buffer.size(), Ordering::Relaxed);
+        self.used.fetch_sub(self.bytes(), Ordering::Relaxed);
         // Bind groups that are kept would hold its memory.
-        self.buffer.destroy();
+        self.parts.iter().for_each(|part| part.buffer.destroy());
     }
 }
 
 impl Gpu {
-    /// A zeroed buffer.
+    /// Zeroed memory, in several buffers where one may not be as large.
+    pub fn allocate_memory(&self, label: &str, bytes: usize) -> Result<Memory, DeviceError> {
+        let most = self.limits.max_buffer_size / GRAIN * GRAIN;
+        let size = (bytes.max(1) as u64).next_multiple_of(GRAIN);
+        if size <= most {
+            return Ok(Memory::new(self, self.allocate(label, bytes)?));
+        }
+        let step = most - self.overlap();
+        let mut buffers = Vec::new();
+        let mut from = 0;
+        loop {
+            buffers.push(self.allocate(label, most.min(size - from) as usize)?);
+            if from + most >= size {
+                return Ok(Memory::of(self, buffers, step));
+            }
+            from += step;
+        }
+    }
+
+    /// Bytes that neighbouring parts of a memory share: as long as a window of it may be.
+    pub fn overlap(&self) -> u64 {
+        OVERLAP.min(self.limits.max_buffer_size / 4) / GRAIN * GRAIN
+    }
+
+    /// One zeroed buffer of the API.
     pub fn allocate(&self, label: &str, bytes: usize) -> Result<wgpu::Buffer, DeviceError> {
         let size = (bytes.max(1) as u64).next_multiple_of(GRAIN);
         if size > self.limits.max_buffer_size {
@@ -119,17 +182,24 @@ impl Gpu {
         self.stage(memory, at, bytes)
     }
 
-    /// Whole words to a place that is a multiple of four.
+    /// Whole words to a place that is a multiple of four, in every part that has it.
     fn stage(&self, memory: &Memory, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         // What was written and not yet copied is held by the host: not more of it than one piece.
         const PIECE: usize = 32 << 20;
-        let pieces = bytes.chunks(PIECE);
-        let last = pieces.len().saturating_sub(1);
-        for (i, piece) in pieces.enumerate() {
-            self.queue.write_buffer(&memory.buffer, at + (i * PIECE) as u64, piece);
-            if i < last || bytes.len() >= PIECE {
-                let index = self.queue.submit([]);
-                self.wait(index)?;
+        let end = at + bytes.len() as u64;
+        for (i, part) in memory.parts.iter().enumerate() {
+            let start = i as u64 * if memory.is_parted() { memory.step } else { 0 };
+            let (from, to) = (at.max(start), end.min(start + part.buffer.size()));
+            if from >= to {
+                continue;
+            }
+            let bytes = &bytes[(from - at) as usize..(to - at) as usize];
+            for (i, piece) in bytes.chunks(PIECE).enumerate() {
+                self.queue.write_buffer(&part.buffer, from - start + (i * PIECE) as u64, piece);
+                if bytes.len() >= PIECE {
+                    let index = self.queue.submit([]);
+                    self.wait(index)?;
+                }
             }
         }
         self.failed()
@@ -140,6 +210,14 @@ impl Gpu {
         if out.is_empty() {
             return self.failed();
         }
+        let (start, part) = memory.part(at);
+        let here = start + part.buffer.size() - at;
+        if (out.len() as u64) > here {
+            let (first, rest) = out.split_at_mut(here as usize);
+            self.get(memory, at, first)?;
+            return self.get(memory, at + here, rest);
+        }
+        let at = at - start;
         let from = at / 4 * 4;
         let size = (at + out.len() as u64).next_multiple_of(4) - from;
         let mut kept = self.read_back.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -153,7 +231,7 @@ impl Gpu {
             }),
         };
         let mut encoder = self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("read") });
-        encoder.copy_buffer_to_buffer(&memory.buffer, from, &staging, 0, size);
+        encoder.copy_buffer_to_buffer(&part.buffer, from, &staging, 0, size);
         let index = self.queue.submit([encoder.finish()]);
         let (sender, receiver) = std::sync::mpsc::channel();
         staging.map_async(wgpu::MapMode::Read, 0..size, move |done| {

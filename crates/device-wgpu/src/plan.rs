@@ -6,6 +6,7 @@ use turbospark_tensor::DType;
 use crate::device::Gpu;
 use crate::kernel::{Form, Key, Source};
 use crate::linear::Kept;
+use crate::memory::PARTED;
 
 /// Which buffer a binding reaches.
 #[derive(Clone, Debug)]
@@ -111,25 +112,34 @@ impl<'d> Plan<'d> {
     /// When it belongs to another device, or is longer than a binding may be: then the op takes it in parts.
     pub fn view(&self, view: &View<'_>) -> Result<At, DeviceError> {
         let memory = self.gpu.memory(view)?;
-        let end = view.end_bytes().unwrap_or(usize::MAX);
-        let most = self.gpu.limits.max_storage_buffer_binding_size;
-        let (mut offset, mut size) = (0, memory.buffer.size());
+        let end = view.end_bytes().unwrap_or(usize::MAX) as u64;
+        let (start, part) = memory.part(view.offset_bytes() as u64);
+        let most = self.most(view)?;
+        let (mut offset, mut size) = (0, part.buffer.size());
         if size > most {
             let align = u64::from(self.gpu.limits.min_storage_buffer_offset_alignment).max(16);
-            offset = view.offset_bytes() as u64 / align * align;
+            offset = (view.offset_bytes() as u64 - start) / align * align;
             // Whole vectors, and a word more for reads of words that begin anywhere.
-            size = (end as u64 + 4 - offset).next_multiple_of(16).min(size - offset);
+            let wanted = (end.saturating_add(4) - start - offset).next_multiple_of(16);
+            size = wanted.min(size - offset);
             if size > most {
-                return Err(refused(format!("{view:?} takes {size} bytes of a buffer, a binding has at most {most}")));
+                return Err(refused(format!("{view:?} takes {size} bytes of a buffer, a kernel sees at most {most}")));
             }
         }
         let unit = if matches!(view.dtype(), DType::F32 | DType::I32 | DType::U32) { 4 } else { 1 };
-        let at = view.offset_bytes() - offset as usize;
+        let at = view.offset_bytes() - (start + offset) as usize;
         if !at.is_multiple_of(unit) {
             return Err(refused(format!("{view:?} is not aligned to its elements")));
         }
-        let window = Window { place: Place::Buffer(memory.id, memory.buffer.clone()), offset, size };
+        let window = Window { place: Place::Buffer(part.id, part.buffer.clone()), offset, size };
         Ok(At { window, at: word(at / unit)? })
+    }
+
+    /// The most bytes that a kernel sees of the memory behind a view.
+    pub fn most(&self, view: &View<'_>) -> Result<u64, DeviceError> {
+        let most = self.gpu.limits.max_storage_buffer_binding_size;
+        let parted = self.gpu.memory(view)?.is_parted();
+        Ok(if parted { most.min(self.gpu.overlap()) } else { most })
     }
 
     /// A view of a float type that may start anywhere, as [`Form::Stored`] takes it: in bytes.
@@ -246,6 +256,11 @@ impl Run<'_, '_> {
             return Ok(());
         }
         assert!(words.len() <= 32, "parameters fit into 128 bytes");
+        let parted = |i: usize| matches!(self.windows[i].place, Place::Buffer(id, _) if id & PARTED != 0);
+        if (0..self.windows.len()).any(|i| self.bindings[i].2 && parted(i)) {
+            let most = self.plan.gpu.limits.max_buffer_size;
+            return Err(refused(format!("what is written may take {most} bytes, the most of a buffer")));
+        }
         // A buffer that is written is not bound as read-only beside that.
         for i in 0..self.bindings.len() {
             let shares = |j: usize| self.bindings[j].2 && self.windows[j].place.is(&self.windows[i].place);

@@ -23,6 +23,7 @@ pub(crate) fn nothing(subgroups: u32, matrices: bool) -> WgpuDevice {
     let mut device = WgpuDevice::new(&adapter, options).unwrap();
     device.gpu.subgroups = (subgroups, subgroups);
     device.gpu.matrix_side = matrices.then_some(16);
+    device.gpu.matrix_attention = matrices;
     device.gpu.limits.max_compute_workgroup_storage_size = 48 << 10;
     device
 }

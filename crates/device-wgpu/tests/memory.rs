@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use turbospark_device::op::{Copy, Gather};
+use turbospark_device::op::{Copy, Gather, Matmul, Zero};
 use turbospark_device::{Device, DeviceError, Pass, ReferenceDevice};
 use turbospark_device_wgpu::Adapter;
 use turbospark_tensor::DType;
@@ -85,4 +85,41 @@ fn an_adapter_is_found_by_name_and_a_wrong_name_lists_what_there_is() {
     assert_eq!(Adapter::choose(Some(first.name())).unwrap().name(), first.name());
     let error = Adapter::choose(Some("no such adapter")).unwrap_err().to_string();
     assert!(error.contains("no such adapter") && error.contains(first.name()), "{error}");
+}
+
+/// As of a table of more than two gigabytes, on an adapter whose buffers end at a quarter of a megabyte.
+#[test]
+fn memory_larger_than_a_buffer_is_read_in_parts() {
+    let Some(adapter) = Adapter::all().into_iter().next() else { return };
+    let limits = wgpu::Limits { max_buffer_size: 256 << 10, ..adapter.wgpu().limits() };
+    let limits = wgpu::Limits { max_storage_buffer_binding_size: 256 << 10, ..limits };
+    let device: &dyn Device = &with_limits(&adapter, limits);
+    let (rows, k) = (1500, 333);
+    let values = random(5, rows * k);
+    let table = put(device, DType::F16, &values);
+    let mut back = vec![0; table.len()];
+    device.read(table.bytes(), &mut back).unwrap();
+    assert!(back == encode(DType::F16, &values));
+    let run = |d: &dyn Device| {
+        let own = put(d, DType::F16, &values);
+        let ids: Vec<i32> = (0..64).map(|i| (i * 97 % rows) as i32).collect();
+        let (index, found) = (put_i32(d, &ids), put_f32(d, &vec![0.0; 64 * k]));
+        let (x, out) = (put_f32(d, &random(6, 3 * k)), put_f32(d, &vec![0.0; 3 * rows]));
+        let table = own.view(0, DType::F16, [rows, k]);
+        let mut pass = Pass::new(d);
+        let index = index.view(0, DType::I32, [64]);
+        let to = found.view(0, DType::F32, [64, k]);
+        pass.gather(Gather { table: table.into(), index, weights: None, out: to, accumulate: false });
+        let (x, to) = (x.view(0, DType::F32, [3, k]), out.view(0, DType::F32, [3, rows]));
+        pass.matmul(Matmul { prompt_rows: 2, ..Matmul::new(x, table, to) });
+        pass.submit().unwrap();
+        [get(d, &found), get(d, &out)]
+    };
+    let ([found, out], [want_found, want]) = (run(device), run(&ReferenceDevice));
+    assert!(found == want_found);
+    let within = sum_of(k);
+    assert!(out.iter().zip(&want).all(|(a, b)| (a - b).abs() <= within * (1.0 + b.abs())));
+    let mut pass = Pass::new(device);
+    pass.zero(Zero { out: table.bytes() });
+    assert!(pass.submit().unwrap_err().to_string().contains("a kernel sees at most"));
 }

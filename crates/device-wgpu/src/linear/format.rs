@@ -133,7 +133,7 @@ fn bytes(buffer: &str, align: u32) -> String {
         "words" => text!("bytes").to_owned(),
         other => {
             let own = text!("bytes").replace("$words", &format!("${other}"));
-            ["word", "half", "byte"]
+            ["word", "pair", "half", "byte"]
                 .iter()
                 .fold(own, |text, f| text.replace(&format!("${f}("), &format!("${other}_{f}(")))
         }

@@ -17,14 +17,13 @@ pub(crate) fn gather(plan: &mut Plan<'_>, op: &Gather<'_>) -> Done {
     let (index, out) = (plan.view(&op.index)?, plan.view(&op.out)?);
     let weights = op.weights.as_ref().map(|w| plan.view(w)).transpose()?;
     let taps = op.weights.map_or(1, |w| w.dim(1));
-    // Of a table in parts, the first writes and the others add. Without weights there is one tap, and only the part that
-    // has its row writes.
+    // Of a table in parts, the first writes all. Without weights a row lies in one of them, with weights they add up.
     for part in parts(plan, &[&op.table], WeightLayout::OutIn, m, n) {
         let weighted = op.weights.is_some();
         let add = op.accumulate || (weighted && part.start > 0);
         let table = Weight::of(plan, &op.table.rows(part.clone()), WeightLayout::OutIn, n)?;
         let variant = Variant {
-            shape: Shape::Gather { weighted, add },
+            shape: Shape::Gather { weighted, add, all: part.start == 0 },
             a: (table.format, table.align),
             b: None,
             in_out: false,

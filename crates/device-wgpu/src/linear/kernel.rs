@@ -22,7 +22,7 @@ pub(super) enum Shape {
     /// where the units read arrays of vectors.
     Matrix { side: u32, m: u32, n: u32, vectors: bool },
     /// Rows of a table.
-    Gather { weighted: bool, add: bool },
+    Gather { weighted: bool, add: bool, all: bool },
 }
 
 /// Where a kernel's rows come from.
@@ -129,8 +129,8 @@ impl Variant {
                 names.extend([("EACH_X", rows / 64), ("EACH_W", outputs / 64)]);
                 (vec![("MI", m), ("NI", n), ("SIDE", side), ("EACH", each)], text!("matrix"))
             }
-            Shape::Gather { weighted, add } => {
-                names.extend([("WEIGHTED", weighted.into()), ("ADD", add.into())]);
+            Shape::Gather { weighted, add, all } => {
+                names.extend([("WEIGHTED", weighted.into()), ("ADD", add.into()), ("ALL", all.into())]);
                 (Vec::new(), text!("gather"))
             }
         };

@@ -95,7 +95,7 @@ fn translate(what: &str, text: &str, languages: Languages) {
 #[test]
 fn every_kernel_is_valid_in_every_language() {
     let plain = Variant {
-        shape: Shape::Gather { weighted: true, add: false },
+        shape: Shape::Gather { weighted: true, add: false, all: true },
         a: (Format::Plain(DType::F16), 16),
         b: None,
         in_out: false,
@@ -110,7 +110,7 @@ fn every_kernel_is_valid_in_every_language() {
     for format in formats() {
         for align in [1, 16] {
             for shape in [
-                Shape::Gather { weighted: align == 1, add: true },
+                Shape::Gather { weighted: align == 1, add: true, all: false },
                 Shape::Rows { outputs: 2, batch: 1, threads: 64, subgroup: 2 * align },
             ] {
                 translate(

@@ -110,16 +110,17 @@ pub(super) fn parts(
             LinearWeight::Scaled(w) => (w.codes.shape().last() * w.codes.dtype().size(), w.form.rows()),
         };
         if layout == WeightLayout::OutIn && weight.views().any(|v| plan.stored(v).is_err()) {
-            most = most.min(rows_of_a_part(plan, row, shared));
+            let room = weight.views().filter_map(|v| plan.most(v).ok()).min().unwrap_or(0);
+            most = most.min(rows_of_a_part(room, row, shared));
         }
     }
     (0..n).step_by(most.max(1)).map(|from| from..(from + most).min(n)).collect()
 }
 
-/// Rows of `row` bytes that a binding may hold: a whole number of those that share a scale, unless all do.
-pub(super) fn rows_of_a_part(plan: &Plan<'_>, row: usize, shared: usize) -> usize {
+/// Rows of `row` bytes that a window of `room` bytes may hold: a whole number of those that share a scale, unless all do.
+fn rows_of_a_part(room: u64, row: usize, shared: usize) -> usize {
     // A window starts before its first byte, where that isn't aligned, and ends after its last.
-    let room = (plan.gpu.limits.max_storage_buffer_binding_size as usize).saturating_sub(1024);
+    let room = (room as usize).saturating_sub(1024);
     let rows = (room / row.max(1)).max(1);
     if shared >= usize::MAX / 2 || rows < shared { rows } else { rows / shared * shared }
 }

@@ -45,8 +45,7 @@ pub(super) fn tiled<'p, 'd>(plan: &'p mut Plan<'d>, variants: [&'static Source; 
     let padded = n.next_multiple_of(16);
     // Rows of f16, scores, weights of f16: as `flash_matrix.wgsl` has them.
     let room = 64 * (2 * (padded + 8) + 4 * 68 + 2 * 72);
-    if f16 && gpu.matrix_side == Some(16) && n <= 128 && room <= gpu.limits.max_compute_workgroup_storage_size as usize
-    {
+    if f16 && gpu.matrix_attention && n <= 128 && room <= gpu.limits.max_compute_workgroup_storage_size as usize {
         return plan.kernel(matrix).with_f16(true).with_matrices(true).set("N", n as u32);
     }
     let (columns, depth) = columns(n);

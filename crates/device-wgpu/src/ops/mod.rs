@@ -7,6 +7,7 @@ mod delta;
 mod norm;
 mod paged;
 mod rows;
+mod trial;
 mod work;
 
 use turbospark_device::{DeviceError, Op, View};
@@ -14,6 +15,7 @@ use turbospark_device::{DeviceError, Op, View};
 use crate::linear;
 use crate::plan::{Plan, word};
 
+pub(crate) use trial::attention_works;
 pub(crate) use work::work;
 
 pub(crate) type Done = Result<(), DeviceError>;

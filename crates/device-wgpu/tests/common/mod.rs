@@ -35,11 +35,17 @@ fn devices() -> &'static Devices {
 
 /// The adapter as one that has neither f16 nor subgroups.
 fn bare(adapter: &Adapter, options: WgpuOptions) -> WgpuDevice {
-    let descriptor = wgpu::DeviceDescriptor {
-        required_features: wgpu::Features::IMMEDIATES,
-        required_limits: adapter.wgpu().limits(),
-        ..Default::default()
-    };
+    opened(adapter, adapter.wgpu().limits(), options)
+}
+
+/// A bare adapter with other limits, in f32.
+pub fn with_limits(adapter: &Adapter, limits: wgpu::Limits) -> WgpuDevice {
+    opened(adapter, limits, WgpuOptions { precision: Precision::F32, ..WgpuOptions::default() })
+}
+
+fn opened(adapter: &Adapter, required_limits: wgpu::Limits, options: WgpuOptions) -> WgpuDevice {
+    let descriptor =
+        wgpu::DeviceDescriptor { required_features: wgpu::Features::IMMEDIATES, required_limits, ..Default::default() };
     let (device, queue) = pollster::block_on(adapter.wgpu().request_device(&descriptor)).unwrap();
     WgpuDevice::with_device(adapter, device, queue, options).unwrap()
 }

@@ -1,5 +1,6 @@
 // out[r] (+)= sum over taps t of weights[r, t] * table[index[r, t]]; a thread eight elements. Of a table that is bound in
-// parts, the rows from `first` on are here; later parts add to what the first one wrote.
+// parts, the rows from `first` on are here; the first part writes all, the others what they have. No row of the table is
+// zeros.
 struct Params {
     count: u32, n: u32, taps: u32, first: u32, m: u32,
     index: u32, weights: u32, out: u32, out_row: u32,
@@ -43,7 +44,7 @@ fn main(
 //#if ADD
         if found { out[at + c] += v; }
 //#else
-//#if WEIGHTED
+//#if ALL
         out[at + c] = v;
 //#else
         if found { out[at + c] = v; }

@@ -6,8 +6,9 @@ fn $w8(at: u32, r: u32, i: u32) -> Eight {
     let scale = dm.x * f32(s & 15u);
     let least = dm.y * f32(s >> 4u);
     let q = b + 16u + ((j >> 7u) << 5u) + (j & 31u);
+    let q8 = $pair(q);
     let up = (j >> 4u) & 6u;
     return Eight(
-        scale * bytes_f(($word(q) >> up) & 0x03030303u) - least,
-        scale * bytes_f(($word(q + 4u) >> up) & 0x03030303u) - least);
+        scale * bytes_f((q8.x >> up) & 0x03030303u) - least,
+        scale * bytes_f((q8.y >> up) & 0x03030303u) - least);
 }

@@ -11,7 +11,8 @@ fn $w8(at: u32, r: u32, i: u32) -> Eight {
     let least = dm.y * f32(select(((z >> 4u) & 15u) | ((y >> 2u) & 48u), y & 63u, g < 4u));
     let up = (g & 1u) << 2u;
     let q = b + 16u + ((g >> 1u) << 5u) + (j & 31u);
+    let q8 = $pair(q);
     return Eight(
-        scale * bytes_f(($word(q) >> up) & 0x0f0f0f0fu) - least,
-        scale * bytes_f(($word(q + 4u) >> up) & 0x0f0f0f0fu) - least);
+        scale * bytes_f((q8.x >> up) & 0x0f0f0f0fu) - least,
+        scale * bytes_f((q8.y >> up) & 0x0f0f0f0fu) - least);
 }

@@ -1,4 +1,5 @@
 // What eight codes from byte b on stand for.
 fn $values(b: u32) -> Eight {
-    return Eight(signed_bytes_f($word(b)), signed_bytes_f($word(b + 4u)));
+    let v = $pair(b);
+    return Eight(signed_bytes_f(v.x), signed_bytes_f(v.y));
 }
