@@ -24,7 +24,7 @@ fn a_page_reads_the_same_under_a_ceiling() {
 fn a_ceiling_that_is_too_small_is_refused_with_the_least_that_works() {
     let got = run(["read", &page(), "--memory", "20M"]);
     assert_eq!(got.code, Some(2));
-    for part in ["20.0 MiB is too small", "norms and mergers", "in all: --memory "] {
+    for part in ["20.0 MiB is too small", "norms and mergers", "in all", "for measuring: --memory "] {
         assert!(got.err.contains(part), "{}", got.err);
     }
     let least = got.err.split("--memory ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap().to_owned();
@@ -35,9 +35,12 @@ fn a_ceiling_that_is_too_small_is_refused_with_the_least_that_works() {
 #[test]
 fn the_plan_is_shown_with_every_term() {
     let got = run(["inspect", "--plan", "--memory", "160M"]);
-    for part in ["cache of", "an image of", "8 of 8 layers", "in all", "ceiling"] {
+    for part in ["cache of", "images of", "8 of 8 layers", "in all", "ceiling"] {
         assert!(got.out.contains(part), "{}", got.out);
     }
+    // Under a ceiling that something gives way for, what more memory would change.
+    let got = run(["inspect", "--plan", "--memory", "104M"]);
+    assert!(got.out.contains("read again: ") && got.out.contains("with more memory"), "{} {}", got.out, got.err);
     let got = run(["inspect", "--plan", "--residency", "streamed", "--json"]);
     let plan: serde_json::Value = serde_json::from_str(&got.out).unwrap();
     assert!(plan["read_per_token"].as_u64().unwrap() > 1 << 20, "{plan}");

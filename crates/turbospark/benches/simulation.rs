@@ -188,7 +188,7 @@ fn stays(p: &Prediction, subject: &Subject) -> String {
 fn subject(name: &str, bits: [f64; 2]) -> Result<Subject> {
     let shape = Shape::named(name).ok_or("no such shape")?;
     let config = Config::parse(&shape.config.to_string())?;
-    Ok(Subject { config, bits, context: 4096, most_patches: 65_536 })
+    Ok(Subject { config, bits, context: 4096, most_patches: 65_536, program: 60 << 20 })
 }
 
 /// Decodes `checkpoint` under a ceiling, predicts the same from the choices that it made, and compares.
@@ -213,7 +213,8 @@ fn measure(checkpoint: &Path, memory: u64, bits: [f64; 2]) -> Result<()> {
     let disk = streaming.disk().ok_or("no disk")?;
     let config = model.config().clone();
     let patch = model.image_config().map_or(0, |i| i.max_pixels / i.layout.patch_size.pow(2));
-    let subject = Subject { config, bits, context: model.context(), most_patches: patch };
+    let program = model.memory_plan().terms[0].bytes;
+    let subject = Subject { config, bits, context: model.context(), most_patches: patch, program };
     let p = predict(&subject, &Machine { memory, ram, threads: 2 }, &routing)?;
     let predicted = p.tokens_per_s(disk);
     let percent = |rate: Option<f64>| rate.map_or("-".into(), |r| format!("{:.1} %", 100.0 * r));

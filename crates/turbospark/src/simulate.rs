@@ -40,6 +40,8 @@ pub struct Subject {
     pub context: usize,
     /// Most patches of an image.
     pub most_patches: usize,
+    /// Bytes of the program with its tokenizer.
+    pub program: u64,
 }
 
 /// What is to be expected.
@@ -84,7 +86,7 @@ pub fn predict(subject: &Subject, machine: &Machine, routing: &[Choice]) -> Resu
         ceiling: Some(machine.memory),
         free: None,
         choice: ResidencyChoice::Auto,
-        program: 60 << 20,
+        program: subject.program,
         peak: 0,
         contexts: vec![(subject.context, cache.bytes(text) as u64)],
         rows: Session::CHUNK,
@@ -224,7 +226,7 @@ mod tests {
     fn subject(name: &str) -> Subject {
         let text = Shape::named(name).unwrap().config.to_string();
         let config = Config::parse(&text).unwrap();
-        Subject { config, bits: [16.0, 16.0], context: 2048, most_patches: 4096 }
+        Subject { config, bits: [16.0, 16.0], context: 2048, most_patches: 4096, program: 60 << 20 }
     }
 
     const GIB: u64 = 1 << 30;

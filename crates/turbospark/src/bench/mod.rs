@@ -95,7 +95,8 @@ pub enum Stage {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// What the machine can do; `None` from a device that doesn't measure itself.
+    /// What the machine can do; `None` from a device that doesn't measure itself, and where the memory ceiling leaves no
+    /// room for measuring.
     pub limits: Option<Limits>,
     /// The fastest arithmetic that the precision allows, operations a second.
     pub peak_ops_per_s: Option<f64>,
@@ -275,10 +276,13 @@ pub fn bench(model: &Model, options: &BenchOptions, progress: &mut dyn FnMut(Sta
         progress(Stage::Decode(options.batch));
         report.decode = Some(decode(model, options)?);
     }
-    // Last, since measuring memory takes more of it than many a model.
+    // Last, since measuring memory takes more of it than many a model; not where a ceiling leaves no room for it.
     report.peak_rss_bytes = crate::memory::peak_bytes();
-    progress(Stage::Limits);
-    report.limits = model.device().limits()?;
+    let room = model.memory_plan().ceiling.is_none_or(|c| c > report.peak_rss_bytes.unwrap_or(0) + LIMITS_ROOM);
+    if room {
+        progress(Stage::Limits);
+        report.limits = model.device().limits()?;
+    }
     let floats: &[Inputs] = match model.device().precision() {
         Precision::F32 => &[Inputs::F32],
         Precision::Auto => &[Inputs::F32, Inputs::Bf16, Inputs::F16],
@@ -286,6 +290,9 @@ pub fn bench(model: &Model, options: &BenchOptions, progress: &mut dyn FnMut(Sta
     report.peak_ops_per_s = report.limits.as_ref().and_then(|l| l.peak(floats)).map(|p| p.ops_per_s);
     Ok(report)
 }
+
+/// What measuring the machine's memory may take.
+const LIMITS_ROOM: u64 = 5 << 28;
 
 /// One untimed run and `reps` timed ones; a run gives its own time.
 fn timed(options: &BenchOptions, mut run: impl FnMut() -> Result<Duration>) -> Result<Vec<Duration>> {

@@ -24,8 +24,8 @@ pub struct DiskSpeed {
 /// After so long a drive is measured again: it fills up, ages or is replaced.
 const STALE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Bytes that a measurement reads at once, and how often.
-const PIECE: usize = 64 << 20;
-const PIECES: u64 = 6;
+const PIECE: usize = 32 << 20;
+const PIECES: u64 = 12;
 
 /// The speed of the disk that a checkpoint lies on: as remembered in `memory` (a file of the cache folder) unless that
 /// is stale, else measured; `None` where there is no file on a disk.
