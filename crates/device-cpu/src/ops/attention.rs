@@ -19,7 +19,7 @@ use crate::simd::unit::{Unit, UnitTask, pack_columns, pack_transposed, tile_long
 use crate::simd::{KEYS, Simd, TileArgs};
 
 /// Queries of a task at most: their sums stay in the first cache or near it.
-const QUERIES: usize = 128;
+const QUERIES: usize = 256;
 
 /// Packed keys and values at most, in words (16 MiB), unless one head has more.
 const PACKED: usize = 4 << 20;

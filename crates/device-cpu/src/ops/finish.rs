@@ -37,7 +37,12 @@ pub(crate) struct Finish<'a> {
     pub out: Rows<'a>,
     /// One factor a row; then the result is added to `out`.
     pub scale: Option<&'a [f32]>,
+    /// Whether the outputs are too many for the caches to hold them until they are read.
+    pub stream: bool,
 }
+
+/// Bytes of outputs from which on they are streamed to memory: more than the second cache of any core.
+const STREAMED: usize = 8 << 20;
 
 /// Some outputs of one row.
 #[derive(Clone, Copy)]
@@ -52,7 +57,13 @@ pub(crate) struct Place {
 impl<'a> Finish<'a> {
     /// Stores the sums as they are.
     pub(crate) fn plain(out: Rows<'a>) -> Self {
-        Finish { bias: None, activation: None, residual: None, out, scale: None }
+        Finish { bias: None, activation: None, residual: None, out, scale: None, stream: false }
+    }
+
+    /// Streams the outputs of `rows` rows of `n` where they are many, and not read here first.
+    pub(crate) fn streaming(self, rows: usize, n: usize) -> Self {
+        let stream = 4 * rows * n >= STREAMED && self.residual.is_none() && self.scale.is_none();
+        Finish { stream, ..self }
     }
 
     /// Finishes the outputs at a place; `sums` (and `gate`, of a gated layer) are theirs.
@@ -90,7 +101,12 @@ impl<'a> Finish<'a> {
                 if let Some(scale) = self.scale {
                     v = s.fma(s.splat(scale[row]), v, s.load_some(out.add(j), some));
                 }
-                s.store_some(out.add(j), v, some);
+                let to = out.add(j);
+                if self.stream && some == S::LANES && to.addr().is_multiple_of(4 * S::LANES) {
+                    s.stream(to, v);
+                } else {
+                    s.store_some(to, v, some);
+                }
             }
         }
     }

@@ -17,7 +17,7 @@ pub(super) fn matmul(engine: &mut Engine, op: &Matmul<'_>) -> Done {
     a.finish()?;
     let linear = |first: usize| {
         let residual = residual.map(|r| Rows::of(&r, first));
-        let finish = Finish { bias, activation: op.activation, residual, out: Rows::of(&out, first), scale: None };
+        let finish = Finish { bias, activation: op.activation, residual, ..Finish::plain(Rows::of(&out, first)) };
         Linear { k: x.dim(1), n: out.dim(1), weight, gate: None, finish }
     };
     both(engine, &x, op.prompt_rows, linear);

@@ -12,9 +12,9 @@ use turbospark_device::op::WeightLayout;
 use super::finish::{Linear, Place};
 use super::{Engine, Rows, Shared};
 use crate::scratch::{cut, local, rounded};
-use crate::simd::TileArgs;
 use crate::simd::stored::{F32, Stored, Weight, with_stored};
 use crate::simd::unit::{Unit, UnitTask, pack_columns, pack_transposed, words};
+use crate::simd::{Simd, TileArgs};
 
 /// Packed activations at most, in words (8 MiB): they stay in the last cache while panels pass by.
 const PACKED: usize = 2 << 20;
@@ -58,6 +58,7 @@ pub(crate) unsafe fn matrix(engine: &mut Engine, x: Rows<'_>, rows: usize, linea
     if rows == 0 || n == 0 {
         return;
     }
+    let linear = &Linear { finish: linear.finish.streaming(rows, n), ..*linear };
     let tile = Sides::of(engine, k);
     let most = (PACKED / tile.words.max(1)).max(16 * tile.rows);
     let blocks = rows.div_ceil(most);
@@ -267,5 +268,8 @@ impl UnitTask for Panels<'_> {
             }
         }
         u.end();
+        if finish.stream {
+            s.streamed();
+        }
     }
 }

@@ -18,7 +18,8 @@ pub(super) unsafe fn scale<S: Simd>(s: S, from: *const f32, factor: f32, n: usiz
     }
 }
 
-/// Turns `N` scores, of which the first `some` count, into words of weights relative to the largest so far;
+/// Turns `N` scores, of which the first `some` count, into words of weights relative to `e^top`, which follows the
+/// largest score so far, not closer than by [`Unit::SLACK`];
 /// returns the factor for what was summed before, and the sum of the weights, spread over a vector.
 ///
 /// The scores are multiplied by `EXP_SCALE` already.
@@ -47,14 +48,19 @@ pub(super) unsafe fn weigh<U: Unit, const N: usize>(
         #[expect(clippy::needless_range_loop, reason = "j is also the place in memory")]
         for j in 0..N / lanes {
             let mut x = s.load(scores.add(j * lanes));
-            if (j + 1) * lanes > some {
+            // Asked of the whole block first, so that it costs nothing where all of it counts.
+            if some < N && (j + 1) * lanes > some {
                 let place = s.add(iota, s.splat((j * lanes) as f32));
                 x = s.less(place, s.splat(some as f32), x, s.splat(f32::NEG_INFINITY));
             }
             v[j] = x;
             largest = s.max(largest, x);
         }
-        let now = top.max(s.largest(largest));
+        let before = *top;
+        if s.any_above(largest, before + U::SLACK) {
+            *top = s.largest(largest);
+        }
+        let now = *top;
         for x in &mut v[..N / lanes] {
             *x = u.exp(s.sub(*x, s.splat(now)));
             sum = s.add(sum, *x);
@@ -64,10 +70,9 @@ pub(super) unsafe fn weigh<U: Unit, const N: usize>(
             s.store(weights.add(j * lanes), word);
         }
         let mut factor = [1f32; 16];
-        if *top != now {
-            s.store(factor.as_mut_ptr(), u.exp(s.splat(*top - now)));
+        if before != now {
+            s.store(factor.as_mut_ptr(), u.exp(s.splat(before - now)));
         }
-        *top = now;
         (factor[0], sum)
     }
 }

@@ -27,6 +27,9 @@ const SIDE: usize = 16;
 /// Words of each row that are packed at a time.
 const PIECE: usize = 8 * SIDE;
 
+/// Steps of a head's scores: keys and values are met by several row tiles, and come from the first cache.
+const FEW: usize = 4;
+
 /// Operands of a product of tiles; steps and strides are in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Product {
@@ -40,6 +43,8 @@ pub(crate) struct Product {
     steps: usize,
     /// Add to `c` instead of replacing it.
     add: bool,
+    /// Whether the right tiles of all steps lie one after the other, past the first cache.
+    streams: bool,
 }
 
 /// The tile registers.
@@ -211,8 +216,7 @@ impl Tiles for Hardware {
     #[inline(always)]
     unsafe fn high(self, p: Product) {
         let (x, c) = (p.x.0.wrapping_byte_add(SIDE * p.x.1), p.c.0.wrapping_byte_add(SIDE * p.c.1));
-        // The right tiles of two steps on, a quarter at a time, where they lie without gaps as panels do; elsewhere
-        // it asks for lines that nobody needs.
+        // The right tiles of two steps on, a quarter at a time.
         macro_rules! fetch {
             (@ $($at:literal)*) => { concat!($("prefetcht0 [{w} + ", $at, "]\n",)*) };
             (0) => { fetch!(@ 4096 4160 4224 4288 4352 4416 4480 4544) };
@@ -240,30 +244,39 @@ impl Tiles for Hardware {
                     options(nostack, nomem, preserves_flags),
                 );
             }
-            asm!(
-                "2:",
-                "tileloadd tmm4, [{x} + {ldx}]",
-                "tileloadd tmm6, [{w} + {ldw}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                fetch!(0),
-                "tileloadd tmm7, [{w} + {ldw} + 64]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                fetch!(1),
-                "tileloadd tmm5, [{y} + {ldx}]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                fetch!(2),
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                fetch!(3),
-                "add {x}, {x_step}",
-                "add {y}, {x_step}",
-                "add {w}, {w_step}",
-                "dec {steps}",
-                "jnz 2b",
-                x = inout(reg) p.x.0 => _, y = inout(reg) x => _, ldx = in(reg) p.x.1, x_step = in(reg) p.x.2,
-                w = inout(reg) p.w.0 => _, ldw = in(reg) p.w.1, w_step = in(reg) p.w.2,
-                steps = inout(reg) p.steps => _,
-                options(nostack, readonly),
-            );
+            macro_rules! steps {
+                ($fetch0:expr, $fetch1:expr, $fetch2:expr, $fetch3:expr) => {
+                    asm!(
+                        "2:",
+                        "tileloadd tmm4, [{x} + {ldx}]",
+                        "tileloadd tmm6, [{w} + {ldw}]",
+                        "tdpbf16ps tmm0, tmm4, tmm6",
+                        $fetch0,
+                        "tileloadd tmm7, [{w} + {ldw} + 64]",
+                        "tdpbf16ps tmm1, tmm4, tmm7",
+                        $fetch1,
+                        "tileloadd tmm5, [{y} + {ldx}]",
+                        "tdpbf16ps tmm2, tmm5, tmm6",
+                        $fetch2,
+                        "tdpbf16ps tmm3, tmm5, tmm7",
+                        $fetch3,
+                        "add {x}, {x_step}",
+                        "add {y}, {x_step}",
+                        "add {w}, {w_step}",
+                        "dec {steps}",
+                        "jnz 2b",
+                        x = inout(reg) p.x.0 => _, y = inout(reg) x => _, ldx = in(reg) p.x.1, x_step = in(reg) p.x.2,
+                        w = inout(reg) p.w.0 => _, ldw = in(reg) p.w.1, w_step = in(reg) p.w.2,
+                        steps = inout(reg) p.steps => _,
+                        options(nostack, readonly),
+                    )
+                };
+            }
+            if p.streams {
+                steps!(fetch!(0), fetch!(1), fetch!(2), fetch!(3));
+            } else {
+                steps!("", "", "", "");
+            }
             asm!(
                 "tilestored [{c} + {ldc}], tmm0",
                 "tilestored [{c} + {ldc} + 64], tmm1",
@@ -282,13 +295,14 @@ impl<T: Tiles> Amx<T> {
     /// # Safety
     /// As [`Unit::tile_packed`], with left tiles `ldx` and `step` bytes apart from row to row and step to step.
     #[inline(always)]
-    unsafe fn multiply(self, a: TileArgs, ldx: usize, step: usize) {
+    unsafe fn multiply(self, a: TileArgs, ldx: usize, step: usize, streams: bool) {
         let product = Product {
             x: (a.x, ldx, step),
             w: (a.w, 4 * a.ldw, 4 * SIDE * a.ldw),
             c: (a.c, 4 * a.ldc),
             steps: a.k / SIDE,
             add: a.add,
+            streams,
         };
         // SAFETY: the caller's promise.
         unsafe { if a.rows > SIDE { self.tiles.high(product) } else { self.tiles.low(product) } }
@@ -302,10 +316,11 @@ impl<T: Tiles> Unit for Amx<T> {
     const COLS: usize = 2 * SIDE;
     const LEFT: usize = Self::ROWS;
     const STEP: usize = SIDE;
-    const K_BLOCK: usize = 256;
+    const K_BLOCK: usize = 512;
     const PANELS: usize = 256 << 10;
     const WIDTH: usize = 8;
     const EXP_SCALE: f32 = std::f32::consts::LOG2_E;
+    const SLACK: f32 = 32.0;
 
     #[inline(always)]
     fn simd(self) -> Avx512 {
@@ -369,13 +384,13 @@ impl<T: Tiles> Unit for Amx<T> {
     #[inline(always)]
     unsafe fn tile_packed(self, a: TileArgs) {
         // SAFETY: the caller's promise.
-        unsafe { self.multiply(a, 4 * SIDE, 4 * SIDE * Self::ROWS) }
+        unsafe { self.multiply(a, 4 * SIDE, 4 * SIDE * Self::ROWS, a.k > FEW * SIDE) }
     }
 
     #[inline(always)]
     unsafe fn tile_rows(self, a: TileArgs) {
         // SAFETY: the caller's promise.
-        unsafe { self.multiply(a, 4 * (KEYS / 2), 4 * SIDE) }
+        unsafe { self.multiply(a, 4 * (KEYS / 2), 4 * SIDE, false) }
     }
 }
 

@@ -114,6 +114,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn any_above(self, v: Self::V, limit: f32) -> bool {
+        op!(_mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(v, _mm256_set1_ps(limit))) != 0)
+    }
+
+    #[inline(always)]
     unsafe fn load(self, p: *const f32) -> Self::V {
         // SAFETY: the token, and the caller's promise.
         unsafe { _mm256_loadu_ps(p) }
@@ -201,6 +206,17 @@ impl Simd for Avx2 {
                 _mm256_storeu_ps(out.add((4 + j) * ld), _mm256_permute2f128_ps::<0x31>(c[j], c[4 + j]));
             }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn stream(self, p: *mut f32, v: Self::V) {
+        // SAFETY: the token, and the caller's promise.
+        unsafe { _mm256_stream_ps(p, v) }
+    }
+
+    #[inline(always)]
+    fn streamed(self) {
+        op!(_mm_sfence())
     }
 
     #[inline(always)]

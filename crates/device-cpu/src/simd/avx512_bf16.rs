@@ -107,17 +107,18 @@ impl Avx512Bf16 {
         op!(_mm512_castsi512_ps(self.narrow(first, second)))
     }
 
-    /// `2^t` as `2^n` times a cubic in the rest, off by less than 8e-5 of the value.
+    /// `2^t` as `2^floor(t)` times a cubic in the rest, off by less than 8e-5 of the value.
     #[inline(always)]
     pub(crate) fn exp2(self, t: __m512) -> __m512 {
         let s = self.0;
-        // The rest of rounding to the nearest whole number; of an infinity it is 0.
-        let f = op!(_mm512_reduce_ps::<0>(t));
-        let mut p = s.splat(0.055_171_7);
-        for c in [0.242_611_12, 0.693_260_97, 0.999_928_07] {
+        // The rest of rounding down; of an infinity it is 0.
+        let f = op!(_mm512_reduce_ps::<1>(t));
+        let mut p = s.splat(0.078_024_566);
+        for c in [0.226_067_09, 0.695_833_55, 0.999_925_22] {
             p = s.fma(p, f, s.splat(c));
         }
-        s.scale2(p, s.sub(t, f))
+        // It rounds the exponent down itself.
+        op!(_mm512_scalef_ps(p, t))
     }
 }
 
@@ -140,6 +141,7 @@ impl Unit for Avx512Bf16 {
     const PANELS: usize = 128 << 10;
     const WIDTH: usize = 4;
     const EXP_SCALE: f32 = std::f32::consts::LOG2_E;
+    const SLACK: f32 = 32.0;
 
     #[inline(always)]
     fn simd(self) -> Avx512 {

@@ -25,17 +25,25 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     s.less(x, low, s.splat(0.0), y)
 }
 
+/// `y / (1 + e^-x)`.
+#[inline(always)]
+fn gated<S: Simd>(s: S, y: S::V, x: S::V) -> S::V {
+    // What lies beyond would make a reciprocal denormal, which takes a hundred times as long. NaN passes as the
+    // second operand.
+    let power = s.min(s.splat(80.0), s.sub(s.splat(0.0), x));
+    s.quotient(y, s.add(s.splat(1.0), exp(s, power)))
+}
+
 /// `1 / (1 + e^-x)`.
 #[inline(always)]
 pub(crate) fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
-    let one = s.splat(1.0);
-    s.div(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
+    gated(s, s.splat(1.0), x)
 }
 
 /// `x / (1 + e^-x)`.
 #[inline(always)]
 pub(crate) fn silu<S: Simd>(s: S, x: S::V) -> S::V {
-    s.div(x, s.add(s.splat(1.0), exp(s, s.sub(s.splat(0.0), x))))
+    gated(s, x, x)
 }
 
 /// `first * x^n + rest[0] * x^(n-1) + ..`.
@@ -61,7 +69,7 @@ fn erf<S: Simd>(s: S, x: S::V) -> S::V {
     let above =
         [-2.726_142e-10, 2.770_681_4e-8, -2.101_024e-6, -5.692_506_4e-5, -7.349_906_3e-4, -2.954_6e-3, -1.609_603_3e-2];
     let below = [-1.456_607_2e-5, -2.133_740_6e-4, -1.682_827e-3, -7.373_329_2e-3, -1.426_473_9e-2];
-    let quotient = s.div(s.mul(inside, polynomial(s, x2, above)), polynomial(s, x2, below));
+    let quotient = s.quotient(s.mul(inside, polynomial(s, x2, above)), polynomial(s, x2, below));
     s.less(minus_end, x, s.less(x, end, quotient, one), minus_one)
 }
 
@@ -80,7 +88,7 @@ pub(crate) fn activate<S: Simd>(s: S, kind: Option<Activation>, x: S::V) -> S::V
             let x2 = s.mul(x, x);
             let twice = s.splat(1.595_769_2); // 2 sqrt(2 / pi)
             let u = s.mul(s.mul(twice, x), s.fma(x2, s.splat(0.044_715), s.splat(1.0)));
-            s.div(x, s.add(s.splat(1.0), exp(s, s.sub(s.splat(0.0), u))))
+            gated(s, x, u)
         }
     }
 }

@@ -32,7 +32,7 @@ pub(crate) mod neon;
 pub(crate) const BLOCK: usize = 64;
 
 /// Keys in one step of a prompt's attention.
-pub(crate) const KEYS: usize = 128;
+pub(crate) const KEYS: usize = 256;
 
 /// What one call of a tile kernel multiplies: `c[i][j] (+)= sum over p < k of x[i][p] * w[p][j]`.
 ///
@@ -82,6 +82,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a / b`.
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b` within two units in the last place, for finite `b` that aren't denormal; zero where `1 / b` is.
+    #[inline(always)]
+    fn quotient(self, a: Self::V, b: Self::V) -> Self::V {
+        self.div(a, b)
+    }
     /// `a * b + c`, fused where the instruction set fuses.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The larger.
@@ -96,6 +101,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn sum(self, v: Self::V) -> f32;
     /// The largest lane.
     fn largest(self, v: Self::V) -> f32;
+    /// Whether any lane is above `limit`.
+    fn any_above(self, v: Self::V, limit: f32) -> bool {
+        self.largest(v) > limit
+    }
 
     /// Loads `LANES` elements.
     ///
@@ -141,6 +150,19 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// As [`Simd::store`], for `n` elements.
     unsafe fn store_some(self, p: *mut f32, v: Self::V, n: usize);
+    /// Stores `LANES` elements past the caches where it can: a line that is written whole need not be read first.
+    /// [`Simd::streamed`] is to follow before another thread reads them.
+    ///
+    /// # Safety
+    /// As [`Simd::store`], and `p` is aligned to the vector.
+    #[inline(always)]
+    unsafe fn stream(self, p: *mut f32, v: Self::V) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store(p, v) }
+    }
+    /// Lets other threads see what was streamed.
+    #[inline(always)]
+    fn streamed(self) {}
     /// Stores `LANES` vectors as columns: lane `l` of `rows[r]` goes to `out[l * ld + r]`.
     ///
     /// # Safety

@@ -33,6 +33,9 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     const WIDTH: usize;
     /// What [`Unit::exp`] wants its argument multiplied by.
     const EXP_SCALE: f32;
+    /// How far a score, multiplied by it, may lie above what weights are relative to: where weights have few bits
+    /// there is no need to follow the largest score closely.
+    const SLACK: f32;
 
     /// The vectors.
     fn simd(self) -> Self::S;
@@ -100,6 +103,7 @@ impl<S: Simd> Unit for Vectors<S> {
     const PANELS: usize = 128 << 10;
     const WIDTH: usize = 4;
     const EXP_SCALE: f32 = 1.0;
+    const SLACK: f32 = 0.0;
 
     #[inline(always)]
     fn simd(self) -> S {
