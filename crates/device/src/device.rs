@@ -11,7 +11,7 @@ pub enum Precision {
     /// Weights widened exactly, activations and caches in f32: the mode that meets every golden.
     F32,
     /// Inputs of matrix products and the KV cache in 16 bit where the device gains by it, or inputs in signed bytes
-    /// with a scale of 32 elements where weights are quantised; sums in f32.
+    /// with a scale of 16 elements where weights are quantised; sums in f32.
     #[default]
     Auto,
 }

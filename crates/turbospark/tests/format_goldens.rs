@@ -124,7 +124,13 @@ fn check(name: &str, model: &Model, device: &dyn Device, most: f32) {
     assert!(off <= most, "{name}: {off}");
 }
 
-fn folders(device: &dyn Device, most: f32) {
+/// A quarter to a half of the fixtures' own tolerance for logits after an image, which is ten times what the reference
+/// differs from itself by in f64: less than any wrong reading costs.
+fn tolerance(family: &str) -> f32 {
+    if family.starts_with("qwen3_5") { 6e-4 } else { 1e-4 }
+}
+
+fn folders(device: &dyn Device) {
     let out = std::env::var_os("TURBOSPARK_FORMATS").map(PathBuf::from);
     if let Some(out) = &out {
         std::fs::create_dir_all(out).unwrap();
@@ -145,12 +151,12 @@ fn folders(device: &dyn Device, most: f32) {
             write(folder.path(), &config, &tensors);
             let checkpoint = Checkpoint::open(folder.path()).unwrap_or_else(|e| panic!("{name}: {e}"));
             let model = Model::load(Config::parse(&config.to_string()).unwrap(), &checkpoint, device);
-            check(&name, &model.unwrap_or_else(|e| panic!("{name}: {e}")), device, most);
+            check(&name, &model.unwrap_or_else(|e| panic!("{name}: {e}")), device, tolerance(family));
         }
     }
 }
 
-fn files(device: &dyn Device, most: f32) {
+fn files(device: &dyn Device) {
     let Some(folder) = shared("models/gguf") else {
         println!("skipped: the GGUF files are not part of the project");
         return;
@@ -159,18 +165,18 @@ fn files(device: &dyn Device, most: f32) {
         let folder = Folder::open_with(folder.join(name), &Mmproj::Beside).unwrap();
         let config = Config::parse(&folder.require(Sidecar::Config).unwrap()).unwrap();
         let model = Model::load(config, &folder.checkpoint().unwrap(), device).unwrap();
-        check(name, &model, device, most);
+        check(name, &model, device, tolerance(name));
     }
 }
 
 #[test]
 fn folders_give_the_logits_of_the_reference() {
-    folders(&ReferenceDevice, 2e-5);
+    folders(&ReferenceDevice);
 }
 
 #[test]
 fn files_give_the_logits_of_the_reference() {
-    files(&ReferenceDevice, 1e-4);
+    files(&ReferenceDevice);
 }
 
 #[test]
@@ -182,6 +188,6 @@ fn on_the_processor_too() {
         ..Default::default()
     };
     let device = turbospark_device_cpu::CpuDevice::new(options).unwrap();
-    folders(&device, 1e-4);
-    files(&device, 1e-4);
+    folders(&device);
+    files(&device);
 }

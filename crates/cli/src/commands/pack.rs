@@ -117,7 +117,9 @@ pub fn run(args: &PackArgs, verbose: bool) -> anyhow::Result<Outcome> {
         Err(turbospark::Error::Cancelled) => {
             console::note(match args.format {
                 Format::Folder => format_args!("stopped; the same command goes on from here"),
-                Format::Gguf => format_args!("stopped; nothing was written"),
+                Format::Gguf => format_args!(
+                    "stopped; nothing is left: GGUF files are not resumed, and the same command begins anew"
+                ),
             });
             return Ok(Outcome::Interrupted);
         }

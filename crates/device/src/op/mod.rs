@@ -25,6 +25,7 @@ macro_rules! ops {
     ($($(#[doc = $doc:literal])* $name:ident,)*) => {
         /// Any op.
         #[derive(Debug)]
+        #[allow(clippy::large_enum_variant, reason = "hundreds a pass, each moved once as it is recorded")]
         pub enum Op<'a> { $($(#[doc = $doc])* $name($name<'a>),)* }
 
         impl Op<'_> {

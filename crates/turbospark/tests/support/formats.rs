@@ -45,9 +45,9 @@ pub fn formats() -> Vec<Format> {
     add("fp8 128x128", packers::fp8([128, 128], "weight_scale_inv"), quant(fp8), false);
     let whole = json!({"quant_method": "fp8", "weight_block_size": null});
     add("fp8 per tensor", packers::fp8([0, 0], "weight_scale_inv"), quant(whole), false);
-    for group in [32, 64, 128] {
+    for (name, group) in [("awq gemm", 32), ("awq gemm g64", 64), ("awq gemm g128", 128)] {
         let awq = json!({"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"});
-        add("awq gemm", packers::awq(group), quant(awq), false);
+        add(name, packers::awq(group), quant(awq), false);
     }
     let gemv = json!({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"});
     add("awq gemv", packers::awq_gemv(64), quant(gemv), false);
