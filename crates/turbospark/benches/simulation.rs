@@ -53,7 +53,7 @@ struct Recording {
 fn record(model: &Path, pages: &Path, out: &Path) -> Result<()> {
     let options = LoadOptions { residency: ResidencyChoice::Streamed, sequences: 1, ..LoadOptions::default() };
     let model = Model::open(model, &options)?;
-    let moe = model.config().text.moe.clone().ok_or("not a mixture of experts")?;
+    let moe = model.config().text.moe.ok_or("not a mixture of experts")?;
     let mut files: Vec<_> = std::fs::read_dir(pages)?.filter_map(|f| Some(f.ok()?.path())).collect();
     files.retain(|f| f.extension().is_some_and(|e| e == "png"));
     files.sort();
@@ -138,7 +138,7 @@ fn machines(recording: &Recording) -> Result<()> {
         for (format, bits) in FORMATS {
             let subject = subject(name, bits)?;
             let text = &subject.config.text;
-            let moe = text.moe.clone().ok_or("not a mixture")?;
+            let moe = text.moe.ok_or("not a mixture")?;
             let tokens = 400;
             let loyal = like(&recording.decoded, recording.experts, text.num_hidden_layers, &moe, tokens);
             let any = uniform(text.num_hidden_layers, &moe, tokens);

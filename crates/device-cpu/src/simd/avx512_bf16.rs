@@ -114,7 +114,7 @@ impl Avx512Bf16 {
         // The rest of rounding down; of an infinity it is 0.
         let f = op!(_mm512_reduce_ps::<1>(t));
         let mut p = s.splat(0.078_024_566);
-        for c in [0.226_067_09, 0.695_833_55, 0.999_925_22] {
+        for c in [0.226_067_1, 0.695_833_55, 0.999_925_2] {
             p = s.fma(p, f, s.splat(c));
         }
         // It rounds the exponent down itself.
