@@ -132,6 +132,7 @@ impl Apart {
     fn weight(&self) -> LinearWeight<'_> {
         let [rows, groups] = self.form.grid(self.m, self.n);
         ScaledWeight {
+            order: None,
             codes: self.parts[0].view(self.at, DType::U8, [self.m, self.form.bytes(self.n)]),
             scales: self.parts[1].view(self.at, self.scales, [rows, groups]),
             biases: self.biased.then(|| self.parts[2].view(self.at, self.scales, [rows, groups])),
