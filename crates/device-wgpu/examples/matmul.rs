@@ -8,7 +8,7 @@
 //! copies that no cache holds. `--check` holds every kernel against sums in f64 first. `--host` tells instead what an op
 //! costs the host, on an adapter that does nothing.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use turbospark_device::op::{GatedMatmul, Matmul, WeightLayout};
 use turbospark_device::{Buffer, Device, DeviceError, Pass, Precision, View};
@@ -19,6 +19,9 @@ type Done = Result<(), DeviceError>;
 
 /// More than caches hold.
 const ROUND: usize = 256 << 20;
+
+/// How long a kernel runs, at least.
+const WARM: Duration = Duration::from_millis(200);
 
 struct Bench {
     device: WgpuDevice,
@@ -300,7 +303,10 @@ impl Bench {
     /// Seconds of what `record` puts into a pass, the least of some tries.
     fn time<'a>(&'a self, record: impl Fn(&mut Pass<'a>) -> Done, after: View<'a>) -> Result<f64, DeviceError> {
         let mut least = f64::INFINITY;
-        for i in 0..6 {
+        // An adapter that was idle takes a while to come to speed.
+        let begun = Instant::now();
+        let mut runs = 0;
+        while runs < 6 || begun.elapsed() < WARM {
             let start = Instant::now();
             let busy = self.device.timed(|| {
                 let mut pass = Pass::new(self.dev());
@@ -309,9 +315,10 @@ impl Bench {
             })?;
             self.device.read(after, &mut [0; 4])?;
             let seconds = busy.map_or(start.elapsed().as_secs_f64(), |b| b.as_secs_f64());
-            if i > 0 {
+            if runs > 0 {
                 least = least.min(seconds);
             }
+            runs += 1;
         }
         Ok(least)
     }

@@ -38,7 +38,8 @@ pub(crate) enum Form {
     Atomic,
     /// Bytes, with `NAME_byte(at)`, `NAME_half(at)` and `NAME_word(at)`, which take any byte, aligned or not.
     Bytes,
-    /// Bytes of a float type, with `NAME_f(at, i)` besides: element `i` of the tensor that starts at byte `at`.
+    /// Bytes of a float type, with `NAME_f(at, i)` besides: element `i` of the tensor that starts at byte `at`; and
+    /// `NAME_f4(at, i)`, that and the three after it.
     Stored(DType),
 }
 
@@ -88,7 +89,18 @@ pub(crate) fn compose(source: &Source, key: &Key) -> String {
                 DType::F16 => "half_to_f32(NAME_half(at + 2u * i))",
                 other => unreachable!("{other} is no float type"),
             };
+            let four = match dtype {
+                DType::F32 => "vec4(NAME_f(at, i), NAME_f(at, i + 1u), NAME_f(at, i + 2u), NAME_f(at, i + 3u))",
+                _ => "NAME_wide(NAME_word(at + 2u * i), NAME_word(at + 2u * i + 4u))",
+            };
             let _ = writeln!(text, "fn NAME_f(at: u32, i: u32) -> f32 {{ return {element}; }}");
+            let wide = match dtype {
+                DType::F32 => "",
+                DType::BF16 => BF16_WIDE,
+                _ => F16_WIDE,
+            };
+            text += wide;
+            let _ = writeln!(text, "fn NAME_f4(at: u32, i: u32) -> vec4<f32> {{ return {four}; }}");
             text = text.replace("NAME", name);
         }
     }
@@ -104,6 +116,18 @@ const F32: &str = "alias Small = f32;\nfn small(x: f32) -> f32 { return x; }\n";
 // What f16 can't hold becomes the largest that it can, and no infinity.
 const F16: &str =
     "enable f16;\nalias Small = f16;\nfn small(x: f32) -> f16 { return f16(clamp(x, -65504.0, 65504.0)); }\n";
+
+const BF16_WIDE: &str = "
+fn NAME_wide(a: u32, b: u32) -> vec4<f32> {
+    return bitcast<vec4<f32>>(vec4(a << 16u, a & 0xffff0000u, b << 16u, b & 0xffff0000u));
+}
+";
+
+const F16_WIDE: &str = "
+fn NAME_wide(a: u32, b: u32) -> vec4<f32> {
+    return vec4(half_to_f32(a & 0xffffu), half_to_f32(a >> 16u), half_to_f32(b & 0xffffu), half_to_f32(b >> 16u));
+}
+";
 
 const BYTES: &str = "
 fn NAME_word(at: u32) -> u32 {

@@ -19,7 +19,7 @@ const COMBINE: Source =
     Source { name: "paged_combine", text: include_str!("../shaders/paged_combine.wgsl"), includes: &[] };
 
 /// Keys of a split; a split is work for a workgroup.
-const SPLIT: usize = 256;
+const SPLIT: usize = 128;
 /// Partial results of decoded rows that are held at once, in bytes.
 const PARTS: usize = 64 << 20;
 

@@ -30,3 +30,13 @@ fn load_k(tile: Tile, head: u32, key: u32, d: u32) -> f32 {
 fn load_v(tile: Tile, head: u32, key: u32, d: u32) -> f32 {
     return v[p.v_at + (tile.start + key) * p.v_row + head * p.v_head + d];
 }
+
+fn load_k4(tile: Tile, head: u32, key: u32, d: u32) -> vec4<f32> {
+    let at = p.k_at + (tile.start + key) * p.k_row + head * p.k_head + d;
+    return vec4(k[at], k[at + 1u], k[at + 2u], k[at + 3u]);
+}
+
+fn load_v4(tile: Tile, head: u32, key: u32, d: u32) -> vec4<f32> {
+    let at = p.v_at + (tile.start + key) * p.v_row + head * p.v_head + d;
+    return vec4(v[at], v[at + 1u], v[at + 2u], v[at + 3u]);
+}

@@ -22,6 +22,22 @@ fn value_element(i: u32) -> f32 {
     return v_cache_f(p.v_at, i);
 }
 
+// Elements `i` to `i + 3` of the keys; no four share two blocks.
+fn key_four(i: u32) -> vec4<f32> {
+    if QUANTISED == 1u {
+        return vec4(key_element(i), key_element(i + 1u), key_element(i + 2u), key_element(i + 3u));
+    }
+    return k_cache_f4(p.k_at, i);
+}
+
+// The same of the values.
+fn value_four(i: u32) -> vec4<f32> {
+    if QUANTISED == 1u {
+        return vec4(value_element(i), value_element(i + 1u), value_element(i + 2u), value_element(i + 3u));
+    }
+    return v_cache_f4(p.v_at, i);
+}
+
 // The first element of a head of index `t` of the sequence whose pages begin at `pages`.
 fn cached(first_page: u32, t: u32, kv_head: u32) -> u32 {
     let slot = u32(pages[first_page + t / PAGE]) * PAGE + t % PAGE;

@@ -56,12 +56,18 @@ fn main(
     for (var walk = 0u; walk < 2u; walk++) {
         for (var k0 = 0u; k0 < end; k0 += TILE) {
             workgroupBarrier();
-            for (var i = lane; i < TILE * PADDED; i += 128u) {
-                let r = i / PADDED;
-                let d = i % PADDED;
-                var x = 0.0;
-                if d < N && k0 + r < end { x = load_k(tile, head, k0 + r, d); }
-                rows[r * ROW + d] = small(x);
+            for (var i = lane; i < TILE * PADDED / 4u; i += 128u) {
+                let r = i / (PADDED / 4u);
+                let d = i % (PADDED / 4u) * 4u;
+                var x = vec4(0.0);
+                if k0 + r < end {
+                    if d + 4u <= N {
+                        x = load_k4(tile, head, k0 + r, d);
+                    } else {
+                        for (var j = 0u; d + j < N; j++) { x[j] = load_k(tile, head, k0 + r, d + j); }
+                    }
+                }
+                for (var j = 0u; j < 4u; j++) { rows[r * ROW + d + j] = small(x[j]); }
             }
             workgroupBarrier();
             for (var c = 0u; c < 4u; c++) {
@@ -87,12 +93,18 @@ fn main(
                 total += w;
                 weights[row * WEIGHTS + key] = f16(w);
             }
-            for (var i = lane; i < TILE * PADDED; i += 128u) {
-                let r = i / PADDED;
-                let d = i % PADDED;
-                var x = 0.0;
-                if d < N && k0 + r < end { x = load_v(tile, head, k0 + r, d); }
-                rows[r * ROW + d] = small(x);
+            for (var i = lane; i < TILE * PADDED / 4u; i += 128u) {
+                let r = i / (PADDED / 4u);
+                let d = i % (PADDED / 4u) * 4u;
+                var x = vec4(0.0);
+                if k0 + r < end {
+                    if d + 4u <= N {
+                        x = load_v4(tile, head, k0 + r, d);
+                    } else {
+                        for (var j = 0u; d + j < N; j++) { x[j] = load_v(tile, head, k0 + r, d + j); }
+                    }
+                }
+                for (var j = 0u; j < 4u; j++) { rows[r * ROW + d + j] = small(x[j]); }
             }
             workgroupBarrier();
             for (var c = 0u; c < 4u; c++) {

@@ -30,3 +30,11 @@ fn load_k(tile: Tile, head: u32, key: u32, d: u32) -> f32 {
 fn load_v(tile: Tile, head: u32, key: u32, d: u32) -> f32 {
     return value_element(cached(tile.pages, key, head / p.shared_by) + d);
 }
+
+fn load_k4(tile: Tile, head: u32, key: u32, d: u32) -> vec4<f32> {
+    return key_four(cached(tile.pages, key, head / p.shared_by) + d);
+}
+
+fn load_v4(tile: Tile, head: u32, key: u32, d: u32) -> vec4<f32> {
+    return value_four(cached(tile.pages, key, head / p.shared_by) + d);
+}
