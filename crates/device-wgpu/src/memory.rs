@@ -31,6 +31,9 @@ pub(crate) struct Part {
 /// Set in the numbers of parts.
 pub(crate) const PARTED: u64 = 1 << 63;
 
+/// Parts of a memory: no tensor has more.
+const MOST_PARTS: u64 = 32;
+
 /// Bytes that neighbouring parts share.
 const OVERLAP: u64 = 64 << 20;
 
@@ -91,6 +94,10 @@ impl Gpu {
             return Ok(Memory::new(self, self.allocate(label, bytes)?));
         }
         let step = most - self.overlap();
+        // Software adapters promise any amount and look for it when it is used.
+        if size / step > MOST_PARTS {
+            return Err(self.refused(label, bytes));
+        }
         let mut buffers = Vec::new();
         let mut from = 0;
         loop {
@@ -100,6 +107,12 @@ impl Gpu {
             }
             from += step;
         }
+    }
+
+    fn refused(&self, label: &str, bytes: usize) -> DeviceError {
+        let used = self.used.load(Ordering::Relaxed) as f64 / f64::from(1 << 20);
+        let label = format!("{label} on {}, beside {used:.0} MiB of other buffers", self.name);
+        DeviceError::OutOfMemory { label, bytes }
     }
 
     /// Bytes that neighbouring parts of a memory share: as long as a window of it may be.
@@ -116,11 +129,6 @@ impl Gpu {
                 self.name, self.limits.max_buffer_size
             )));
         }
-        let refused = || {
-            let used = self.used.load(Ordering::Relaxed) as f64 / f64::from(1 << 20);
-            let label = format!("{label} on {}, beside {used:.0} MiB of other buffers", self.name);
-            DeviceError::OutOfMemory { label, bytes }
-        };
         let room = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let valid = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
         let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
@@ -132,7 +140,7 @@ impl Gpu {
         });
         let invalid = pollster::block_on(valid.pop());
         if pollster::block_on(room.pop()).is_some() {
-            return Err(refused());
+            return Err(self.refused(label, bytes));
         }
         match invalid {
             Some(error) => Err(DeviceError::Failed(format!("{label}: {error}"))),

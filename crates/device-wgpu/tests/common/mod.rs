@@ -73,7 +73,7 @@ pub fn all() -> impl Iterator<Item = &'static dyn Device> {
 
 /// How many of `cases` are drawn: software adapters are slow, and each size of head is compiled anew.
 pub fn fewer(cases: u32) -> u32 {
-    cases / 6
+    cases / 10
 }
 
 /// Runs `f` on the reference device and on the adapter: each output lies within `tolerance` of the reference's
