@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn loyal_choices_miss_less_than_uniform_ones() {
         let mixture = subject("qwen3-vl-30b-a3b-6-layers");
-        let moe = mixture.config.text.moe.clone().unwrap();
+        let moe = mixture.config.text.moe.unwrap();
         let machine = Machine { memory: 4 * GIB, ram: 30e9, threads: 2 };
         // Two of eight experts, which stay for ten tokens.
         let recorded: Vec<Choice> = (0..400).map(|i| (0, vec![i / 10 % 4, 4 + i / 10 % 4])).collect();
