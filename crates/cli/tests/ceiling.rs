@@ -64,6 +64,8 @@ fn ceilings(model: &str) -> [u64; 4] {
     };
     let whole = (0..).map(|i| least + 8 * i).find(|&memory| !streams(memory)).expect("some memory is enough");
     assert!(streams(least) && whole > least + 40, "{least} {whole}");
+    let shown = run(["inspect", "--plan", "--memory", &format!("{least}M"), model, "--context", "1024"]);
+    assert!(shown.out.contains("read again: ") && shown.out.contains("with more memory"), "{}", shown.out);
     let part = |n: u64| least + (whole - least) / n;
     [whole, part(2), part(4), least]
 }
