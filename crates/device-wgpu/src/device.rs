@@ -268,6 +268,10 @@ impl Device for WgpuDevice {
         self.gpu.precision
     }
 
+    fn prompt_rows(&self) -> usize {
+        if self.kind == AdapterKind::Discrete { 2048 } else { 512 }
+    }
+
     fn shares_memory(&self) -> bool {
         self.kind != AdapterKind::Discrete
     }

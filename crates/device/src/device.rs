@@ -27,6 +27,12 @@ pub trait Device: Send + Sync {
     /// The precision it was made with.
     fn precision(&self) -> Precision;
 
+    /// Rows of a prompt that it takes at a time: a multiple of 64, the same whatever the ceiling. More keep a large
+    /// device busy, and need more memory for what lies between layers.
+    fn prompt_rows(&self) -> usize {
+        512
+    }
+
     /// Whether its memory is the machine's own, so that what the system has free bounds it. A graphics card's isn't.
     fn shares_memory(&self) -> bool {
         true

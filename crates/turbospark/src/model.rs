@@ -209,7 +209,7 @@ impl Model {
             contexts: contexts(context, options.context.is_some())
                 .map(|n| (n, shape_of(n).bytes(&config.text) as u64))
                 .collect(),
-            rows: Session::CHUNK,
+            rows: device.prompt_rows(),
             sequences: options.sequences,
             threads: threads(options),
             most_patches: image_config.as_ref().map_or(0, |i| i.max_pixels / patch),

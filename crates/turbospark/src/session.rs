@@ -100,8 +100,6 @@ pub struct Session {
 }
 
 impl Session {
-    /// Rows of a prompt that go through the trunk at a time. A multiple of 64, the same at every ceiling.
-    pub const CHUNK: usize = 512;
     /// Cached rows are taken over up to a multiple of this, where splits and scans begin.
     const REUSE: usize = 64;
 
@@ -235,11 +233,12 @@ impl Session {
         let keep = (rows.len() - 1) / Self::REUSE * Self::REUSE;
         let model = self.model.clone();
         let mut at = start;
+        let chunk = model.device().prompt_rows();
         while at < rows.len() {
             if cancel.is_cancelled() {
                 return Err(Error::Cancelled);
             }
-            let end = rows.len().min((at / Self::CHUNK + 1) * Self::CHUNK);
+            let end = rows.len().min((at / chunk + 1) * chunk);
             let mut engine = model.engine();
             self.hold(&mut engine, end)?;
             let snapshots = match self.states {

@@ -16,7 +16,10 @@ use turbospark_tensor::DType;
 use crate::bench::{self, Random};
 use crate::config::{Config, MoeConfig};
 use crate::memory::{Demand, ResidencyChoice};
-use crate::{MemoryPlan, Result, Session};
+use crate::{MemoryPlan, Result};
+
+/// Rows of a prompt that the CPU takes at a time.
+const ROWS: usize = 512;
 
 /// What a machine gives.
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +92,7 @@ pub fn predict(subject: &Subject, machine: &Machine, routing: &[Choice]) -> Resu
         program: subject.program,
         peak: 0,
         contexts: vec![(subject.context, cache.bytes(text) as u64)],
-        rows: Session::CHUNK,
+        rows: ROWS,
         sequences: 1,
         threads: machine.threads,
         most_patches: subject.most_patches,
