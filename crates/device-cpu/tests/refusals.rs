@@ -73,6 +73,7 @@ fn codes_and_scales_that_do_not_fit_each_other_are_refused() {
         form: ScaledForm::new(Code::Unsigned(4), 64, 1).unwrap(),
     };
     let bytes = ScaledWeight { codes: view(DType::U8, &[4, 16]), ..good };
+    let beyond = put_bytes(d, &[128i32.to_le_bytes(); 128].concat());
     let cases = [
         (
             ScaledWeight { codes: view(DType::U32, &[4, 32]), ..good },
@@ -99,6 +100,11 @@ fn codes_and_scales_that_do_not_fit_each_other_are_refused() {
         (
             ScaledWeight { form: ScaledForm::new(Code::Unsigned(4), 64, 128).unwrap(), ..good },
             "weight scales has shape [4, 2], expected [1, 2]",
+        ),
+        (ScaledWeight { order: Some(view(DType::I32, &[64])), ..good }, "weight order has shape [64], expected [128]"),
+        (
+            ScaledWeight { order: Some(beyond.view(0, DType::I32, [128])), ..good },
+            "weight has a column for input 128 of 128",
         ),
     ];
     for (weight, expected) in cases {

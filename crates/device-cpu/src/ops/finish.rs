@@ -5,7 +5,8 @@ use std::ops::Range;
 use turbospark_device::Activation;
 
 use super::Rows;
-use crate::scratch::{cut, rounded};
+use super::outputs::{WIDTH, pieces};
+use crate::scratch::{cut, local, rounded};
 use crate::simd::stored::{Vector, Weight};
 use crate::simd::{Simd, math};
 
@@ -107,6 +108,50 @@ impl<'a> Finish<'a> {
                 } else {
                     s.store_some(to, v, some);
                 }
+            }
+        }
+    }
+}
+
+/// Some outputs of a layer on rows that are being decoded.
+#[derive(Clone)]
+pub(crate) struct Part<'a> {
+    pub linear: &'a Linear<'a>,
+    pub x: Rows<'a>,
+    pub rows: usize,
+    /// Outputs, [`UNIT`](super::outputs::UNIT) at a time.
+    pub units: Range<usize>,
+}
+
+/// A kernel that computes sums from the rows as they are.
+pub(crate) trait Dots {
+    /// Rows that it takes at a time; those past the last repeat it and go nowhere.
+    const AT_ONCE: usize;
+
+    /// `out[row][j] = x[row] . w[outputs.start + j]`.
+    ///
+    /// # Safety
+    /// The weight covers the outputs; `out` is writable for `[rows, WIDTH]`, with rows a multiple of `AT_ONCE`.
+    unsafe fn products<S: Simd>(part: &Part<'_>, s: S, w: &Weight, outputs: &Range<usize>, out: *mut f32);
+
+    /// Computes and finishes the outputs.
+    ///
+    /// # Safety
+    /// The layer is valid and its outputs are this part's alone.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(part: &Part<'_>, s: S) {
+        let Linear { n, weight, gate, .. } = *part.linear;
+        let rows = part.rows.next_multiple_of(Self::AT_ONCE);
+        let mut local = local(Finishing::size(rows, WIDTH));
+        let mut finishing = Finishing::cut(local.all(), rows, WIDTH);
+        for outputs in pieces(part.units.clone(), n) {
+            // SAFETY: the caller's promise; the scratch is this thread's and large enough.
+            unsafe {
+                Self::products(part, s, &weight, &outputs, finishing.sums);
+                if let Some(gate) = gate {
+                    Self::products(part, s, &gate, &outputs, finishing.gates);
+                }
+                finishing.finish(s, part.linear, part.rows, outputs);
             }
         }
     }

@@ -8,12 +8,11 @@ use std::ops::Range;
 
 use turbospark_device::op::WeightLayout;
 
-use super::finish::{Finishing, Linear};
-use super::outputs::{AHEAD, SIDE, Streams, UNIT, WIDTH, pieces};
+use super::finish::{Dots, Linear, Part};
+use super::outputs::{AHEAD, SIDE, Streams, UNIT, WIDTH};
 use super::{Engine, Rows, row_columns};
-use crate::scratch::local;
 use crate::simd::stored::{Stored, Weight, with_stored};
-use crate::simd::{Simd, Task};
+use crate::simd::{self, Simd};
 
 /// `Linear` on `rows` rows of `x`.
 ///
@@ -28,63 +27,46 @@ pub(crate) unsafe fn row(engine: &mut Engine, x: Rows<'_>, rows: usize, linear: 
         return unsafe { row_columns::row(engine, x, rows, linear) };
     }
     engine.split(linear.n.div_ceil(UNIT), UNIT * linear.k * (1 + rows / 4), |units| {
-        engine.kernels.run(Dots { linear, x, rows, units });
+        engine.kernels.run(Task(Part { linear, x, rows, units }));
     });
 }
 
-/// Some outputs.
-struct Dots<'a> {
-    linear: &'a Linear<'a>,
-    x: Rows<'a>,
-    rows: usize,
-    units: Range<usize>,
-}
+/// The kernel.
+struct Plain;
 
-impl Task for Dots<'_> {
+/// Some outputs by it.
+struct Task<'a>(Part<'a>);
+
+impl simd::Task for Task<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Linear { n, weight, gate, .. } = *self.linear;
-        // Rows are taken up to four at a time; those past the last repeat it and go nowhere.
-        let rows = self.rows.next_multiple_of(4);
-        let mut local = local(Finishing::size(rows, WIDTH));
-        let mut finishing = Finishing::cut(local.all(), rows, WIDTH);
-        for outputs in pieces(self.units.clone(), n) {
-            // SAFETY: the weights are valid (`row`), the scratch is this thread's and large enough.
-            unsafe {
-                self.products(s, &weight, &outputs, finishing.sums);
-                if let Some(gate) = gate {
-                    self.products(s, &gate, &outputs, finishing.gates);
-                }
-                finishing.finish(s, self.linear, self.rows, outputs);
-            }
-        }
+        // SAFETY: the weights are valid (`row`).
+        unsafe { Plain::run(&self.0, s) };
     }
 }
 
-impl Dots<'_> {
-    /// `out[row][j] = x[row] . w[outputs.start + j]`.
-    ///
-    /// # Safety
-    /// The weight covers the outputs; `out` is writable for `[rows, WIDTH]`, with rows a multiple of four.
+impl Dots for Plain {
+    const AT_ONCE: usize = 4;
+
     #[inline(always)]
-    unsafe fn products<S: Simd>(&self, s: S, w: &Weight, outputs: &Range<usize>, out: *mut f32) {
+    unsafe fn products<S: Simd>(part: &Part<'_>, s: S, w: &Weight, outputs: &Range<usize>, out: *mut f32) {
         let streams = Streams::new(outputs.len());
         with_stored!(w.dtype, T => {
             for i in 0..streams.steps() {
                 let (row, out) = (outputs.start + i, out.wrapping_add(i));
                 // SAFETY: the caller's promise.
                 unsafe {
-                    match (streams.at(i), self.rows) {
-                        (SIDE, 1) => self.dots::<S, T, 1, SIDE>(s, w, row, streams, out),
-                        (SIDE, 2) => self.dots::<S, T, 2, SIDE>(s, w, row, streams, out),
+                    match (streams.at(i), part.rows) {
+                        (SIDE, 1) => dots::<S, T, 1, SIDE>(part, s, w, row, streams, out),
+                        (SIDE, 2) => dots::<S, T, 2, SIDE>(part, s, w, row, streams, out),
                         // More sums than eight don't fit the registers of AVX2.
-                        (SIDE, _) if S::TILE_ROWS >= 8 => self.dots::<S, T, 4, SIDE>(s, w, row, streams, out),
+                        (SIDE, _) if S::TILE_ROWS >= 8 => dots::<S, T, 4, SIDE>(part, s, w, row, streams, out),
                         (some, rows) => {
                             for stream in 0..some {
                                 let (row, out) = (row + stream * streams.apart(), out.add(stream * streams.apart()));
                                 match rows {
-                                    1 => self.dots::<S, T, 1, 1>(s, w, row, streams, out),
-                                    _ => self.dots::<S, T, 4, 1>(s, w, row, streams, out),
+                                    1 => dots::<S, T, 1, 1>(part, s, w, row, streams, out),
+                                    _ => dots::<S, T, 4, 1>(part, s, w, row, streams, out),
                                 }
                             }
                         }
@@ -93,35 +75,35 @@ impl Dots<'_> {
             }
         })
     }
+}
 
-    /// Weight rows `row` and those of further streams times all rows, `R` at a time.
-    ///
-    /// # Safety
-    /// As [`Dots::products`].
-    #[inline(always)]
-    unsafe fn dots<S: Simd, T: Stored, const R: usize, const O: usize>(
-        &self,
-        s: S,
-        w: &Weight,
-        row: usize,
-        streams: Streams,
-        out: *mut f32,
-    ) {
-        let mut weights = [w.ptr; O];
-        for (o, at) in weights.iter_mut().enumerate() {
-            *at = w.ptr.wrapping_add((row + o * streams.apart()) * w.stride * T::SIZE);
+/// Weight rows `row` and those of further streams times all rows, `R` at a time.
+///
+/// # Safety
+/// As [`Dots::products`].
+#[inline(always)]
+unsafe fn dots<S: Simd, T: Stored, const R: usize, const O: usize>(
+    part: &Part<'_>,
+    s: S,
+    w: &Weight,
+    row: usize,
+    streams: Streams,
+    out: *mut f32,
+) {
+    let mut weights = [w.ptr; O];
+    for (o, at) in weights.iter_mut().enumerate() {
+        *at = w.ptr.wrapping_add((row + o * streams.apart()) * w.stride * T::SIZE);
+    }
+    for first in (0..part.rows).step_by(R) {
+        let mut x = [std::ptr::null(); R];
+        for (r, x) in x.iter_mut().enumerate() {
+            *x = part.x.row((first + r).min(part.rows - 1)).cast_const();
         }
-        for first in (0..self.rows).step_by(R) {
-            let mut x = [std::ptr::null(); R];
-            for (r, x) in x.iter_mut().enumerate() {
-                *x = self.x.row((first + r).min(self.rows - 1)).cast_const();
-            }
-            // What comes next is asked for once, as these weights are first read.
-            let steps = Steps { k: self.linear.k, ahead: if first == 0 { AHEAD } else { 0 } };
-            let sums = Sums { out: out.wrapping_add(first * WIDTH), row: WIDTH, weight: streams.apart() };
-            // SAFETY: the caller's promise.
-            unsafe { dot::<S, T, R, O>(s, steps, x, weights, sums) };
-        }
+        // What comes next is asked for once, as these weights are first read.
+        let steps = Steps { k: part.linear.k, ahead: if first == 0 { AHEAD } else { 0 } };
+        let sums = Sums { out: out.wrapping_add(first * WIDTH), row: WIDTH, weight: streams.apart() };
+        // SAFETY: the caller's promise.
+        unsafe { dot::<S, T, R, O>(s, steps, x, weights, sums) };
     }
 }
 

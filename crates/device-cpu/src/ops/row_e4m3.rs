@@ -6,13 +6,12 @@ use std::ops::Range;
 
 use turbospark_tensor::Code;
 
-use super::finish::{Finishing, Linear};
-use super::outputs::{AHEAD, SIDE, Streams, UNIT, WIDTH, pieces};
+use super::finish::{Dots, Linear, Part};
+use super::outputs::{AHEAD, SIDE, Streams, UNIT, WIDTH};
 use super::{Engine, Rows};
-use crate::scratch::local;
 use crate::simd::scaled::Row;
 use crate::simd::stored::Weight;
-use crate::simd::{Simd, Task};
+use crate::simd::{self, Simd};
 
 /// Whether this is a kernel for such a weight.
 pub(super) fn takes(w: &Weight) -> bool {
@@ -25,46 +24,29 @@ pub(super) fn takes(w: &Weight) -> bool {
 /// As for [`matrix`](super::matrix::matrix).
 pub(super) unsafe fn row(engine: &mut Engine, x: Rows<'_>, rows: usize, linear: &Linear<'_>) {
     engine.split(linear.n.div_ceil(UNIT), UNIT * linear.k * (1 + rows / 2), |units| {
-        engine.kernels.run(Dots { linear, x, rows, units });
+        engine.kernels.run(Task(Part { linear, x, rows, units }));
     });
 }
 
-/// Some outputs.
-struct Dots<'a> {
-    linear: &'a Linear<'a>,
-    x: Rows<'a>,
-    rows: usize,
-    units: Range<usize>,
-}
+/// The kernel.
+struct E4m3;
 
-impl Task for Dots<'_> {
+/// Some outputs by it.
+struct Task<'a>(Part<'a>);
+
+impl simd::Task for Task<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Linear { n, weight, gate, .. } = *self.linear;
-        // Rows are taken two at a time; one past the last repeats it and goes nowhere.
-        let rows = self.rows.next_multiple_of(2);
-        let mut local = local(Finishing::size(rows, WIDTH));
-        let mut finishing = Finishing::cut(local.all(), rows, WIDTH);
-        for outputs in pieces(self.units.clone(), n) {
-            let sources = [(Some(weight), finishing.sums), (gate, finishing.gates)];
-            for (w, out) in sources {
-                let Some(w) = w else { continue };
-                // SAFETY: the weights are valid (`row`), the scratch is this thread's and large enough.
-                unsafe { self.products(s, &w, &outputs, out) };
-            }
-            // SAFETY: as above.
-            unsafe { finishing.finish(s, self.linear, self.rows, outputs) };
-        }
+        // SAFETY: the weights are valid (`row`).
+        unsafe { E4m3::run(&self.0, s) };
     }
 }
 
-impl Dots<'_> {
-    /// `out[row][j] = x[row] . w[outputs.start + j]`.
-    ///
-    /// # Safety
-    /// The weight covers the outputs; `out` is writable for `[rows, WIDTH]`, with rows a multiple of two.
+impl Dots for E4m3 {
+    const AT_ONCE: usize = 2;
+
     #[inline(always)]
-    unsafe fn products<S: Simd>(&self, s: S, w: &Weight, outputs: &Range<usize>, out: *mut f32) {
+    unsafe fn products<S: Simd>(part: &Part<'_>, s: S, w: &Weight, outputs: &Range<usize>, out: *mut f32) {
         let Some(scales) = &w.scales else { unreachable!("taken for its scales") };
         let streams = Streams::new(outputs.len());
         for i in 0..streams.steps() {
@@ -76,14 +58,14 @@ impl Dots<'_> {
             }
             let weights = rows.map(|r| scales.row(w.ptr.wrapping_add(r * w.stride * w.dtype.size()), r));
             // With more rows than two the sums of AVX-512 no longer fit its registers: four rows take twice as long.
-            for first in (0..self.rows).step_by(2) {
+            for first in (0..part.rows).step_by(2) {
                 let mut sums = [[0.0; SIDE]; 2];
                 // SAFETY: the caller's promise.
                 unsafe {
-                    if self.rows == 1 {
-                        sums[..1].copy_from_slice(&self.dots::<S, 1>(s, &weights, first));
+                    if part.rows == 1 {
+                        sums[..1].copy_from_slice(&dots::<S, 1>(part, s, &weights, first));
                     } else {
-                        sums = self.dots::<S, 2>(s, &weights, first);
+                        sums = dots::<S, 2>(part, s, &weights, first);
                     }
                     for (r, sums) in sums.iter().enumerate() {
                         for (stream, &sum) in sums.iter().enumerate().take(some) {
@@ -94,72 +76,72 @@ impl Dots<'_> {
             }
         }
     }
+}
 
-    /// Rows `first ..` times some of weights.
-    ///
-    /// # Safety
-    /// The rows of weights are readable.
-    #[inline(always)]
-    unsafe fn dots<S: Simd, const R: usize>(&self, s: S, w: &[Row; SIDE], first: usize) -> [[f32; SIDE]; R] {
-        let k = self.linear.k;
-        let mut x = [std::ptr::null(); R];
-        for (r, x) in x.iter_mut().enumerate() {
-            *x = self.x.row((first + r).min(self.rows - 1)).cast_const();
-        }
-        let group = w[0].form.group().min(k);
-        let mut total = [[s.splat(0.0); SIDE]; R];
-        for (g, begin) in (0..k).step_by(group.max(1)).enumerate() {
-            let end = k.min(begin + group);
-            let mut acc = [[s.splat(0.0); SIDE]; R];
-            let mut p = begin;
-            // SAFETY: the caller's promise; every load ends at or before `k`.
-            unsafe {
-                while p + S::LANES <= end {
-                    if first == 0 && p.is_multiple_of(64) {
-                        for w in w {
-                            s.prefetch(w.codes.wrapping_add(p + AHEAD));
-                        }
-                    }
-                    let wide = load(s, w, p);
-                    for r in 0..R {
-                        let x = s.load(x[r].add(p));
-                        for o in 0..SIDE {
-                            acc[r][o] = s.fma(x, wide[o], acc[r][o]);
-                        }
-                    }
-                    p += S::LANES;
-                }
-                if p < end {
-                    let mut last = *w;
-                    let mut codes = [[0u8; 16]; SIDE];
-                    for o in 0..SIDE {
-                        std::ptr::copy_nonoverlapping(w[o].codes.add(p), codes[o].as_mut_ptr(), end - p);
-                        last[o].codes = codes[o].as_ptr();
-                    }
-                    let wide = load(s, &last, 0);
-                    for r in 0..R {
-                        let x = s.load_some(x[r].add(p), end - p);
-                        for o in 0..SIDE {
-                            acc[r][o] = s.fma(x, wide[o], acc[r][o]);
-                        }
-                    }
-                }
-                for o in 0..SIDE {
-                    let scale = s.splat(256.0 * w[o].scale(g));
-                    for r in 0..R {
-                        total[r][o] = s.fma(acc[r][o], scale, total[r][o]);
-                    }
-                }
-            }
-        }
-        let mut sums = [[0.0; SIDE]; R];
-        for r in 0..R {
-            for o in 0..SIDE {
-                sums[r][o] = s.sum(total[r][o]);
-            }
-        }
-        sums
+/// Rows `first ..` times some of weights.
+///
+/// # Safety
+/// The rows of weights are readable.
+#[inline(always)]
+unsafe fn dots<S: Simd, const R: usize>(part: &Part<'_>, s: S, w: &[Row; SIDE], first: usize) -> [[f32; SIDE]; R] {
+    let k = part.linear.k;
+    let mut x = [std::ptr::null(); R];
+    for (r, x) in x.iter_mut().enumerate() {
+        *x = part.x.row((first + r).min(part.rows - 1)).cast_const();
     }
+    let group = w[0].form.group().min(k);
+    let mut total = [[s.splat(0.0); SIDE]; R];
+    for (g, begin) in (0..k).step_by(group.max(1)).enumerate() {
+        let end = k.min(begin + group);
+        let mut acc = [[s.splat(0.0); SIDE]; R];
+        let mut p = begin;
+        // SAFETY: the caller's promise; every load ends at or before `k`.
+        unsafe {
+            while p + S::LANES <= end {
+                if first == 0 && p.is_multiple_of(64) {
+                    for w in w {
+                        s.prefetch(w.codes.wrapping_add(p + AHEAD));
+                    }
+                }
+                let wide = load(s, w, p);
+                for r in 0..R {
+                    let x = s.load(x[r].add(p));
+                    for o in 0..SIDE {
+                        acc[r][o] = s.fma(x, wide[o], acc[r][o]);
+                    }
+                }
+                p += S::LANES;
+            }
+            if p < end {
+                let mut last = *w;
+                let mut codes = [[0u8; 16]; SIDE];
+                for o in 0..SIDE {
+                    std::ptr::copy_nonoverlapping(w[o].codes.add(p), codes[o].as_mut_ptr(), end - p);
+                    last[o].codes = codes[o].as_ptr();
+                }
+                let wide = load(s, &last, 0);
+                for r in 0..R {
+                    let x = s.load_some(x[r].add(p), end - p);
+                    for o in 0..SIDE {
+                        acc[r][o] = s.fma(x, wide[o], acc[r][o]);
+                    }
+                }
+            }
+            for o in 0..SIDE {
+                let scale = s.splat(256.0 * w[o].scale(g));
+                for r in 0..R {
+                    total[r][o] = s.fma(acc[r][o], scale, total[r][o]);
+                }
+            }
+        }
+    }
+    let mut sums = [[0.0; SIDE]; R];
+    for r in 0..R {
+        for o in 0..SIDE {
+            sums[r][o] = s.sum(total[r][o]);
+        }
+    }
+    sums
 }
 
 /// Elements `p ..` of the rows, over 256.

@@ -70,7 +70,7 @@ impl Loader<'_> {
     /// Claims a linear weight as it is stored, or widened where its columns are in an order that the device doesn't take.
     pub(super) fn claim(&mut self, name: &str, dims: &[usize]) -> Result<Linear> {
         Ok(match self.claims.take_linear(name, Shape::new(dims))? {
-            Linear::Scaled(s) if s.order.is_some() && !self.device.takes_order() => {
+            Linear::Scaled(s) if s.order.is_some() && (self.how.widen_ordered || !self.device.takes_order()) => {
                 Linear::Piece(self.claims.take(name, Shape::new(dims))?)
             }
             linear => linear,

@@ -114,6 +114,9 @@ pub struct LoadAs {
     pub requantise: bool,
     /// Threads that quantise; the number changes no bit. `None` takes the processors that the process may use.
     pub threads: Option<usize>,
+    /// Whether weights whose columns have an order of their own are widened: a plan for a device that
+    /// [takes none](Device::takes_order) has to say so.
+    pub widen_ordered: bool,
 }
 
 struct Loader<'a> {

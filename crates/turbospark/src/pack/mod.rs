@@ -149,6 +149,7 @@ impl PackOptions {
             vision_quant: self.vision_quant,
             requantise: self.requantise,
             threads: self.threads,
+            widen_ordered: false,
         }
     }
 }

@@ -31,7 +31,7 @@ pub(crate) enum Values {
 /// A block format.
 pub(crate) trait Format: Copy + Send + Sync + 'static {
     /// Elements of a block.
-    const BLOCK: usize;
+    const BLOCK: usize = SUPER;
     /// Bytes of a block.
     const BLOCK_BYTES: usize;
     /// What its codes stand for, once unpacked.

@@ -88,7 +88,6 @@ fn half_more<B: Bytes>(b: B, n: B::F, d: f32) -> B::F {
 pub(crate) struct Iq2Xxs;
 
 impl Format for Iq2Xxs {
-    const BLOCK: usize = 256;
     const BLOCK_BYTES: usize = 66;
     const VALUES: Values = Values::Signed;
 
@@ -116,7 +115,6 @@ impl Format for Iq2Xxs {
 pub(crate) struct Iq2Xs;
 
 impl Format for Iq2Xs {
-    const BLOCK: usize = 256;
     const BLOCK_BYTES: usize = 74;
     const VALUES: Values = Values::Signed;
 
@@ -146,7 +144,6 @@ impl Format for Iq2Xs {
 pub(crate) struct Iq2S;
 
 impl Format for Iq2S {
-    const BLOCK: usize = 256;
     const BLOCK_BYTES: usize = 82;
     const VALUES: Values = Values::Signed;
 
@@ -175,7 +172,6 @@ impl Format for Iq2S {
 pub(crate) struct Iq3Xxs;
 
 impl Format for Iq3Xxs {
-    const BLOCK: usize = 256;
     const BLOCK_BYTES: usize = 98;
     const VALUES: Values = Values::Signed;
 
@@ -204,7 +200,6 @@ impl Format for Iq3Xxs {
 pub(crate) struct Iq3S;
 
 impl Format for Iq3S {
-    const BLOCK: usize = 256;
     const BLOCK_BYTES: usize = 110;
     const VALUES: Values = Values::Signed;
 
@@ -233,7 +228,6 @@ impl Format for Iq3S {
 pub(crate) struct Iq1S;
 
 impl Format for Iq1S {
-    const BLOCK: usize = 256;
     const BLOCK_BYTES: usize = 50;
     const VALUES: Values = Values::Signed;
     const MINS: bool = true;
@@ -269,7 +263,6 @@ impl Format for Iq1S {
 pub(crate) struct Iq1M;
 
 impl Format for Iq1M {
-    const BLOCK: usize = 256;
     const BLOCK_BYTES: usize = 56;
     const VALUES: Values = Values::Signed;
 
@@ -308,7 +301,6 @@ impl Format for Iq1M {
 pub(crate) struct Tq1_0;
 
 impl Format for Tq1_0 {
-    const BLOCK: usize = 256;
     const BLOCK_BYTES: usize = 54;
     const VALUES: Values = Values::Less(0);
 

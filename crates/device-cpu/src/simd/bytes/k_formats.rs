@@ -24,7 +24,6 @@ unsafe fn k_scales<B: Bytes>(b: B, p: *const u8) -> (B::F, B::F) {
 pub(crate) struct Q4K;
 
 impl Format for Q4K {
-    const BLOCK: usize = 256;
     const BLOCK_BYTES: usize = 144;
     const VALUES: Values = Values::Small;
     const MINS: bool = true;
@@ -44,7 +43,6 @@ impl Format for Q4K {
 pub(crate) struct Q5K;
 
 impl Format for Q5K {
-    const BLOCK: usize = 256;
     const BLOCK_BYTES: usize = 176;
     const VALUES: Values = Values::Small;
     const MINS: bool = true;
@@ -64,7 +62,6 @@ impl Format for Q5K {
 pub(crate) struct Q6K;
 
 impl Format for Q6K {
-    const BLOCK: usize = 256;
     const BLOCK_BYTES: usize = 210;
     const VALUES: Values = Values::Less(5);
 
@@ -110,7 +107,6 @@ unsafe fn quarters<B: Bytes>(b: B, p: *const u8) -> [B::V; 4] {
 pub(crate) struct Q2K;
 
 impl Format for Q2K {
-    const BLOCK: usize = 256;
     const BLOCK_BYTES: usize = 84;
     const VALUES: Values = Values::Small;
     const MINS: bool = true;
@@ -135,7 +131,6 @@ impl Format for Q2K {
 pub(crate) struct Q3K;
 
 impl Format for Q3K {
-    const BLOCK: usize = 256;
     const BLOCK_BYTES: usize = 110;
     const VALUES: Values = Values::Less(2);
 
@@ -170,7 +165,6 @@ impl Format for Q3K {
 pub(crate) struct Iq4Xs;
 
 impl Format for Iq4Xs {
-    const BLOCK: usize = 256;
     const BLOCK_BYTES: usize = 136;
     const VALUES: Values = Values::Signed;
 
@@ -198,7 +192,6 @@ impl Format for Iq4Xs {
 pub(crate) struct Tq2_0;
 
 impl Format for Tq2_0 {
-    const BLOCK: usize = 256;
     const BLOCK_BYTES: usize = 66;
     const VALUES: Values = Values::Less(0);
 
