@@ -184,8 +184,8 @@ impl Model {
 
         let checkpoint = Arc::new(checkpoint);
         let span = tracing::info_span!("load", model = %name, device = %device.name()).entered();
-        let (quant, threads, widen_ordered) = (options.quant, options.threads, !device.takes_order());
-        let how = LoadAs { quant, threads, widen_ordered, ..LoadAs::default() };
+        let widen_ordered = !device.takes_order();
+        let how = LoadAs { quant: options.quant, threads: options.threads, widen_ordered, ..LoadAs::default() };
         let kv_dtype = options.kv.dtype(device.precision());
         let shape_of = |context: usize| {
             let mut shape = CacheShape::for_sequences(options.sequences, context, kv_dtype);
