@@ -343,6 +343,10 @@ impl Device for WgpuDevice {
         self.submit(&mut plan)
     }
 
+    fn finish(&self) -> Result<(), DeviceError> {
+        self.gpu.wait(self.gpu.queue.submit([]))
+    }
+
     fn limits(&self) -> Result<Option<Limits>, DeviceError> {
         crate::limits::measure(self).map(Some)
     }

@@ -68,6 +68,15 @@ pub trait Device: Send + Sync {
     /// Runs ops in order. Called by [`Pass::submit`](crate::Pass::submit), with checked ops only.
     fn run(&self, ops: &[Recorded<'_>]) -> Result<(), DeviceError>;
 
+    /// Waits until everything that was submitted is done: a device may still be at work when [`run`](Device::run)
+    /// returns.
+    ///
+    /// # Errors
+    /// What went wrong meanwhile.
+    fn finish(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Measures what the hardware can do, in a second or two; `None` from a device that doesn't.
     ///
     /// # Errors

@@ -154,7 +154,9 @@ fn run_tower(
         engine.tower_ran = true;
         let rows = {
             let _watched = model.cancel_reads_by(cancel);
-            tower.encode(model.device(), &inputs, &mut engine.vision_scratch, None).map_err(cancelled)?
+            let rows = tower.encode(model.device(), &inputs, &mut engine.vision_scratch, None).map_err(cancelled)?;
+            model.device().finish().map_err(ModelError::from)?;
+            rows
         };
         model.checkpoint().check_intact()?;
         drop((span, engine));

@@ -317,6 +317,7 @@ fn encode(model: &Model, (width, height): (usize, usize), options: &BenchOptions
         let began = Instant::now();
         let input = VisionInput { grid_thw, patches: &patches };
         tower.encode(model.device(), &[input], &mut engine.vision_scratch, None)?;
+        model.device().finish()?;
         Ok(began.elapsed())
     });
     model.engine().vision_scratch.clear();
