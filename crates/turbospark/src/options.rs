@@ -129,7 +129,9 @@ impl Default for LoadOptions {
 pub(crate) fn device(options: &LoadOptions) -> Result<Box<dyn Device>> {
     let processor = matches!(options.device, DeviceChoice::Auto | DeviceChoice::Cpu);
     if options.isa.is_some() && !processor {
-        return Err(Error::Options("instruction sets are the processor's; use --device cpu".into()));
+        let chosen = if options.device == DeviceChoice::Gpu { "gpu" } else { "reference" };
+        let message = format!("instruction sets are the processor's, and --device {chosen} was asked for");
+        return Err(Error::Options(message));
     }
     if options.adapter.is_some() && options.device != DeviceChoice::Gpu {
         return Err(Error::Options("an adapter was named; use --device gpu with it".into()));
