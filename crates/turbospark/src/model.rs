@@ -149,7 +149,8 @@ impl Model {
 
     /// Loads on the best device that the options allow and that has the room.
     fn load(folder: &Folder, name: String, options: &LoadOptions) -> Result<Self> {
-        if let Some(gpu) = automatic(options) {
+        let large = || folder.checkpoint().is_ok_and(|c| c.total_bytes() >= WORTH_A_GPU);
+        if let Some(gpu) = automatic(options, large) {
             match Self::load_on(folder, name.clone(), options, Arc::clone(&gpu)) {
                 Err(Error::Model(ModelError::Device(e @ DeviceError::OutOfMemory { .. }))) => {
                     tracing::warn!(device = %gpu.name(), "{e}; the processor runs the model");
@@ -561,6 +562,9 @@ fn contexts(context: usize, asked: bool) -> impl Iterator<Item = usize> {
     let shorter = move |n: &usize| (!asked && *n > LEAST_DEFAULT_CONTEXT).then(|| (n / 2).max(LEAST_DEFAULT_CONTEXT));
     std::iter::successors(Some(context), shorter)
 }
+
+/// Bytes of weights below which nobody waits for the processor, and finding and opening a graphics adapter takes longer.
+const WORTH_A_GPU: u64 = 256 << 20;
 
 fn threads(options: &LoadOptions) -> usize {
     let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

@@ -143,10 +143,11 @@ pub(crate) fn device(options: &LoadOptions) -> Result<Box<dyn Device>> {
     }
 }
 
-/// The graphics adapter that runs a model where the options leave it open and there is one that is hardware.
-pub(crate) fn automatic(options: &LoadOptions) -> Option<Arc<dyn Device>> {
+/// The graphics adapter that runs a model where the options leave it open, the model is worth it, and there is one that
+/// is hardware.
+pub(crate) fn automatic(options: &LoadOptions, worth_it: impl FnOnce() -> bool) -> Option<Arc<dyn Device>> {
     let open = options.device == DeviceChoice::Auto && options.adapter.is_none();
-    if !open || options.isa.is_some() || options.threads.is_some() {
+    if !open || options.isa.is_some() || options.threads.is_some() || !worth_it() {
         return None;
     }
     gpu(options).ok().map(Arc::from)
