@@ -13,7 +13,9 @@ use turbospark_text::{ChatTemplate, GenerationConfig, Placeholders, Tokenizer};
 use turbospark_vision::{DecodeLimits, ImageConfig, Picture};
 use turbospark_weights::{Checkpoint, Folder, Linear, Piece, Place, Sidecar};
 
-use crate::memory::{Demand, DiskSpeed, MemoryPlan, ResidencyChoice, disk, free, peak_bytes, resident_bytes};
+use crate::memory::{
+    Demand, DiskSpeed, MemoryPlan, PROGRAM_STEP, ResidencyChoice, disk, free, peak_bytes, resident_bytes,
+};
 use crate::options::{LoadOptions, automatic, device};
 use crate::pool::Pool;
 use crate::{Cancel, Error, PromptBuilder, PromptLimits, Result, Sampling, Session};
@@ -204,8 +206,7 @@ impl Model {
             ceiling: options.memory,
             free: if system { free() } else { None },
             choice: options.residency,
-            // In whole 4 MiB: what works once works again.
-            program: resident_bytes().next_multiple_of(4 << 20),
+            program: resident_bytes().next_multiple_of(PROGRAM_STEP),
             // Of this opening; an earlier one's is over.
             peak: peak.unwrap_or(0),
             contexts: contexts(context, options.context.is_some())

@@ -21,7 +21,7 @@ use turbospark_models::Residency;
 
 pub use disk::DiskSpeed;
 pub use free::{Free, free};
-pub(crate) use plan::Demand;
+pub(crate) use plan::{Demand, PROGRAM_STEP};
 pub use process::{peak_bytes, resident_bytes};
 
 /// What the user says about where weights live.

@@ -295,6 +295,8 @@ impl Demand {
     fn refusal(&self, ceiling: u64, least: &MemoryPlan) -> String {
         let terms: Vec<String> = least.terms.iter().map(|t| format!("  {:>12}  {}", mib(t.bytes), t.what)).collect();
         let total = least.total().max(self.peak);
+        // What the program takes is measured anew each time, and may come to a step more.
+        let enough = ceiling_of(total + PROGRAM_STEP);
         let peak = if self.peak > least.total() {
             format!("\n  {:>12}  was in use while the model was opened", mib(self.peak))
         } else {
@@ -314,12 +316,12 @@ impl Demand {
         };
         format!(
             "{whose} of {} is too small for this model. {how}: it takes\n{}\n  {:>12}  in all{peak}\n  {:>12}  is 1/64 \
-             more, for measuring: --memory {}M is the least that works (a shorter --context takes less)",
+             and a step of the program more, for measuring: --memory {}M is the least that works (a shorter --context takes less)",
             mib(ceiling),
             terms.join("\n"),
             mib(least.total()),
-            mib(ceiling_of(total)),
-            ceiling_of(total).div_ceil(1 << 20)
+            mib(enough),
+            enough.div_ceil(1 << 20)
         )
     }
 }
@@ -328,6 +330,9 @@ impl Demand {
 fn budget(ceiling: u64) -> u64 {
     ceiling - ceiling / 64
 }
+
+/// The program's own memory counts in whole steps of this: what works once works again.
+pub(crate) const PROGRAM_STEP: u64 = 4 << 20;
 
 /// The least ceiling with a budget of `total`.
 fn ceiling_of(total: u64) -> u64 {
