@@ -129,6 +129,36 @@ mod reference {
     }
 }
 
+/// A test of each folder of goldens, by the `meets_its_goldens` that stands beside it.
+macro_rules! every_folder {
+    () => {
+        #[test]
+        fn single_ops() {
+            meets_its_goldens("ops");
+        }
+
+        #[test]
+        fn qwen3_vl() {
+            meets_its_goldens("qwen3_vl");
+        }
+
+        #[test]
+        fn qwen3_vl_moe() {
+            meets_its_goldens("qwen3_vl_moe");
+        }
+
+        #[test]
+        fn qwen3_5() {
+            meets_its_goldens("qwen3_5");
+        }
+
+        #[test]
+        fn qwen3_5_moe() {
+            meets_its_goldens("qwen3_5_moe");
+        }
+    };
+}
+
 #[cfg(feature = "device-cpu")]
 mod cpu {
     use turbospark::trace::trace_fixtures;
@@ -158,30 +188,7 @@ mod cpu {
         assert!(missed.is_empty(), "{missed:?}");
     }
 
-    #[test]
-    fn single_ops() {
-        meets_its_goldens("ops");
-    }
-
-    #[test]
-    fn qwen3_vl() {
-        meets_its_goldens("qwen3_vl");
-    }
-
-    #[test]
-    fn qwen3_vl_moe() {
-        meets_its_goldens("qwen3_vl_moe");
-    }
-
-    #[test]
-    fn qwen3_5() {
-        meets_its_goldens("qwen3_5");
-    }
-
-    #[test]
-    fn qwen3_5_moe() {
-        meets_its_goldens("qwen3_5_moe");
-    }
+    every_folder!();
 }
 
 #[cfg(feature = "device-wgpu")]
@@ -196,28 +203,5 @@ mod gpu {
         }
     }
 
-    #[test]
-    fn single_ops() {
-        meets_its_goldens("ops");
-    }
-
-    #[test]
-    fn qwen3_vl() {
-        meets_its_goldens("qwen3_vl");
-    }
-
-    #[test]
-    fn qwen3_vl_moe() {
-        meets_its_goldens("qwen3_vl_moe");
-    }
-
-    #[test]
-    fn qwen3_5() {
-        meets_its_goldens("qwen3_5");
-    }
-
-    #[test]
-    fn qwen3_5_moe() {
-        meets_its_goldens("qwen3_5_moe");
-    }
+    every_folder!();
 }

@@ -18,7 +18,7 @@ use crate::simd::stored::{Stored, with_stored};
 use crate::simd::unit::{Unit, UnitTask, pack_columns, pack_transposed, tile_long, words};
 use crate::simd::{KEYS, Simd, TileArgs};
 
-/// Queries of a task at most: their sums stay in the first cache or near it.
+/// Queries of a task at most: their sums stay in the second cache, and a block of keys serves them all.
 const QUERIES: usize = 256;
 
 /// Packed keys and values at most, in words (16 MiB), unless one head has more.
