@@ -109,6 +109,9 @@ pub fn reads_object(reads: &Reads) -> Value {
         "expert_hits": reads.expert_hits,
         "expert_misses": reads.expert_misses,
         "expert_hit_rate": reads.expert_hit_rate(),
+        "guesses": reads.guesses,
+        "right_guesses": reads.right_guesses,
+        "vain_bytes": reads.vain_bytes,
     })
 }
 
@@ -151,10 +154,12 @@ pub fn tell_reads(model: &Model) {
     if let Some(reads) = model.reads() {
         let experts = match reads.expert_hit_rate() {
             Some(rate) => format!(
-                "; of experts {} read, {:.1} % of {} were there",
+                "; of experts {} read, {:.1} % of {} were there, {} of {} guesses were right",
                 Bytes(reads.expert_bytes),
                 100.0 * rate,
-                reads.expert_hits + reads.expert_misses
+                reads.expert_hits + reads.expert_misses,
+                reads.right_guesses,
+                reads.guesses
             ),
             None => String::new(),
         };

@@ -150,6 +150,7 @@ fn alone<'s>(
         pages: layout.pages.of(buffer),
         spans,
         prompt_rows: spans.iter().filter(|s| !s.decode).map(|s| s.rows).sum(),
+        next: None,
     };
     device.write_f32(step.normed, x)?;
     let mut pass = Pass::new(device).keep_taps(true);

@@ -32,6 +32,7 @@ pub(crate) fn decoder_layer<'a>(
         }
     }
     pass.tap("mid", index, step.x);
+    mlp::guess_next(pass, &s.mlp, step);
     layer.post_attention_norm.apply(pass, step.x, step.normed);
     mlp::mlp(pass, &layer.mlp, &s.mlp, index, step);
     pass.tap("out", index, step.x);

@@ -26,6 +26,7 @@ pub(crate) fn decoder_layer<'a>(
     let kv = cache.kv(index).expect("the cache is made by layer kind");
     attention::attend(pass, w, scratch, kv, step);
     pass.tap("mid", index, step.x);
+    mlp::guess_next(pass, &s.mlp, step);
     layer.post_attention_norm.apply(pass, step.x, step.normed);
     mlp::mlp(pass, &layer.mlp, &s.mlp, index, step);
     pass.tap("out", index, step.x);

@@ -98,6 +98,8 @@ pub(crate) struct Step<'a> {
     pub pages: View<'a>,
     pub spans: &'a [Span],
     pub prompt_rows: usize,
+    /// The layer after this one, if it stays in memory.
+    pub next: Option<&'a Layer>,
 }
 
 /// Rows of an image that are rows of this batch.
@@ -180,6 +182,7 @@ impl Trunk {
             pages: layout.pages.of(buffer),
             spans: &inputs.spans,
             prompt_rows: inputs.prompt_rows,
+            next: None,
         };
         let mut pass = Pass::new(device).keep_taps(taps.is_some());
         self.record_start(&mut pass, batch, cache, layout.ids.of(buffer), &pieces, &step);
@@ -191,6 +194,9 @@ impl Trunk {
             }
             pass.tap("hidden", i, step.x);
             let s = layout.layers(buffer, &self.config, i);
+            // One that is streamed has no router yet.
+            let next = self.layers.get(i + 1).filter(|_| !self.units.contains_key(&(i + 1)));
+            let step = Step { next, ..step };
             if self.family.is_qwen35() {
                 qwen3_5::decoder_layer(&mut pass, layer, i, &s, cache, &step);
             } else {

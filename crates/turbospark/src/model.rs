@@ -44,7 +44,7 @@ pub(crate) struct Inner {
     checkpoint: Arc<Checkpoint>,
     memory: MemoryPlan,
     /// What the plan was made from.
-    demand: Demand,
+    pub(crate) demand: Demand,
     /// The tower's mapped tensors, where their memory is given back while it has nothing to do.
     tower_pages: Vec<Place>,
     fit_images: bool,
@@ -68,6 +68,12 @@ pub struct Reads {
     pub expert_hits: u64,
     /// Those that were not.
     pub expert_misses: u64,
+    /// Experts that were read early, because the layer before theirs made them likely.
+    pub guesses: u64,
+    /// Of them, those that their layer chose.
+    pub right_guesses: u64,
+    /// Bytes read of the others.
+    pub vain_bytes: u64,
 }
 
 impl Reads {
@@ -81,6 +87,9 @@ impl Reads {
             misses: self.misses - before.misses,
             expert_hits: self.expert_hits - before.expert_hits,
             expert_misses: self.expert_misses - before.expert_misses,
+            guesses: self.guesses - before.guesses,
+            right_guesses: self.right_guesses - before.right_guesses,
+            vain_bytes: self.vain_bytes - before.vain_bytes,
         }
     }
 
@@ -94,6 +103,9 @@ impl Reads {
             misses: self.misses + other.misses,
             expert_hits: self.expert_hits + other.expert_hits,
             expert_misses: self.expert_misses + other.expert_misses,
+            guesses: self.guesses + other.guesses,
+            right_guesses: self.right_guesses + other.right_guesses,
+            vain_bytes: self.vain_bytes + other.vain_bytes,
         }
     }
 
@@ -215,6 +227,9 @@ impl Model {
             misses: of(&counters.misses),
             expert_hits: of(&counters.expert_hits),
             expert_misses: of(&counters.expert_misses),
+            guesses: of(&counters.guesses),
+            right_guesses: of(&counters.right_guesses),
+            vain_bytes: of(&counters.vain_bytes),
         })
     }
 

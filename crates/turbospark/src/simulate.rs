@@ -2,8 +2,9 @@
 //!
 //! The memory plan is the real one, made for the shape and the machine's memory; recorded choices of experts are replayed
 //! through the real policy of eviction; time is counted with two numbers, what the disk gives and what memory gives.
-//! A layer's experts are known only once its router has chosen, so their reading is waited for; layers that are
-//! streamed are read ahead, and share the disk with experts.
+//! A layer's experts are known only once its router has chosen: what is there computes while the rest is read, and what
+//! is read computes as it comes. Layers that are streamed are read ahead, and share the disk with experts. Guesses are
+//! left out, since how good they are depends on the weights: they make a trained mixture faster than is said here.
 //!
 //! What a large model's router would choose is not known here. [`like`] makes choices that repeat themselves and prefer
 //! some experts as much as recorded ones of a small trained model do; [`uniform`] makes those that do neither, which
@@ -61,13 +62,24 @@ pub struct Prediction {
     pub expert_bytes: f64,
     /// Seconds that a token computes.
     pub computing_s: f64,
+    /// Bytes of an expert, and seconds that it computes.
+    expert: (f64, f64),
+    /// Experts that a layer takes.
+    per_token: usize,
+    /// By the number of experts that a layer had to read: how many layers of a token read so many.
+    visits: Vec<f64>,
 }
 
 impl Prediction {
     /// Tokens a second, on a disk that gives so many bytes a second.
     pub fn tokens_per_s(&self, disk: f64) -> f64 {
-        // Experts are waited for; what is read ahead fills the rest of the disk's time.
-        let waited = self.computing_s + self.expert_bytes / disk;
+        let (bytes, computing) = self.expert;
+        let layers = self.visits.iter().enumerate().skip(1).map(|(misses, visits)| {
+            // The last that comes computes alone.
+            let read = misses as f64 * bytes / disk + computing;
+            visits * (read - self.per_token as f64 * computing).max(0.0)
+        });
+        let waited = self.computing_s + layers.sum::<f64>();
         1.0 / waited.max(self.bytes_per_token / disk)
     }
 }
@@ -119,11 +131,16 @@ pub fn predict(subject: &Subject, machine: &Machine, routing: &[Choice]) -> Resu
     let misses: usize = counted.iter().sum();
     let per = |n: usize| if tokens > 0.0 { n as f64 / tokens } else { 0.0 };
     let expert_bytes = per(misses) * sizes.expert as f64;
+    let mut visits = vec![0.0; counted.iter().max().map_or(1, |most| most + 1)];
+    counted.iter().for_each(|&misses| visits[misses] += per(1));
     Ok(Prediction {
         hit_rate: (slots > 0 && asked > 0).then(|| 1.0 - misses as f64 / asked as f64),
         bytes_per_token: streamed as f64 + expert_bytes,
         expert_bytes,
         computing_s,
+        expert: (sizes.expert as f64, sizes.expert as f64 / machine.ram),
+        per_token,
+        visits,
         plan,
     })
 }
@@ -247,7 +264,7 @@ mod tests {
 
     #[test]
     fn loyal_choices_miss_less_than_uniform_ones() {
-        let mixture = subject("qwen3-vl-30b-a3b-6-layers");
+        let mixture = subject("qwen3-vl-30b-a3b-eighth");
         let moe = mixture.config.text.moe.unwrap();
         let machine = Machine { memory: 4 * GIB, ram: 30e9, threads: 2 };
         // Two of eight experts, which stay for ten tokens.

@@ -122,6 +122,46 @@ fn on_the_processor_too() {
     check(Arc::new(turbospark_device_cpu::CpuDevice::new(options).unwrap()), false);
 }
 
+/// Layers that add nothing: what the next router sees is what this one sees, so that every guess is right.
+#[test]
+#[cfg(feature = "device-cpu")]
+fn experts_that_the_layer_before_makes_likely_are_read_early() {
+    let mut config = mixture(64);
+    config["text_config"]["num_experts"] = 12.into();
+    config["text_config"]["mlp_only_layers"] = Value::Array(Vec::new());
+    let mut tensors = random_checkpoint(&config, ExpertLayout::Fused, true, 52);
+    let silent = tensors.iter_mut().filter(|(name, _)| name.ends_with("o_proj.weight") || name.contains("down_proj"));
+    silent.for_each(|(_, tensor)| tensor.bytes.fill(0));
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    std::fs::write(folder.path().join("model.safetensors"), turbospark_testkit::pack(&tensors)).unwrap();
+    let device: Arc<dyn Device> = Arc::new(turbospark_device_cpu::CpuDevice::new(Default::default()).unwrap());
+    let decode = |residency: &Residency| {
+        let model = open(folder.path(), &device, residency).unwrap();
+        let layout = Layout::new(&[Part::Text(3)], 3);
+        let mut room = Room::new(&model, &*device, 1, 40);
+        let mut all = room.prefill(&layout, &[], 0, 64);
+        for i in 0..30 {
+            let row = decoded(&layout, i as u32 * 7 % 60, 3 + i);
+            let piece = Piece { rows: &[row], start: 3 + i, decode: true, images: &[], snapshots: vec![] };
+            all.extend(room.forward(&[(0, piece)]));
+        }
+        let counters = model.counters.clone();
+        (bits(&all), counters)
+    };
+    let (expected, _) = decode(&Residency::default());
+    let pooled = |layers| Residency { layers, slots: 2, expert_slots: 5, loaded: true, ..Residency::default() };
+    let (found, counters) = decode(&pooled(vec![]));
+    assert!(found == expected);
+    let read = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
+    let counters = counters.unwrap();
+    let (all, right, vain) = (read(&counters.guesses), read(&counters.right_guesses), read(&counters.vain_bytes));
+    assert!(all > 20 && right == all && vain == 0, "{right} of {all}, {vain} bytes in vain");
+    // The routers of layers that are streamed are not there when they would be asked.
+    let (found, counters) = decode(&pooled(vec![0, 1, 2, 3]));
+    assert!(found == expected && read(&counters.unwrap().guesses) == 0);
+}
+
 #[test]
 #[cfg(feature = "device-wgpu")]
 fn on_a_graphics_adapter_too() {

@@ -52,14 +52,15 @@ pub struct DirectRead<'a> {
     pub out: &'a mut [u8],
 }
 
-/// Makes all `reads`, several at a time, until one fails or `stop` says so; whether all were made.
+/// Makes all `reads`, several at a time, until one fails or `stop` says so; how many of the needed bytes were read: fewer
+/// than all only where it was stopped.
 ///
 /// # Errors
 /// The first that fails, as [`DirectFile::read`].
 ///
 /// # Panics
 /// As there.
-pub fn read_together(reads: Vec<DirectRead<'_>>, stop: &(dyn Fn() -> bool + Sync)) -> Result<bool> {
+pub fn read_together(reads: Vec<DirectRead<'_>>, stop: &(dyn Fn() -> bool + Sync)) -> Result<u64> {
     let all: usize = reads.iter().map(|read| read.needed).sum();
     let chunks = reads.into_iter().flat_map(|DirectRead { file, offset, needed, out }| {
         let chunk = move |(i, out)| {
@@ -91,7 +92,10 @@ pub fn read_together(reads: Vec<DirectRead<'_>>, stop: &(dyn Fn() -> bool + Sync
     });
     match problem.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
-        None => Ok(rest.into_inner().unwrap_or_else(PoisonError::into_inner).is_empty()),
+        None => {
+            let rest = rest.into_inner().unwrap_or_else(PoisonError::into_inner);
+            Ok((all - rest.iter().map(|chunk| chunk.needed).sum::<usize>()) as u64)
+        }
     }
 }
 

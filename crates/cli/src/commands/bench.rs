@@ -195,7 +195,7 @@ fn object(model: &Model, report: &Report) -> Value {
     json!({
         "device": name.split(' ').next(),
         "device_name": name,
-        "threads": report.limits.as_ref().map_or(1, |l| l.threads),
+        "threads": report.threads,
         "kv": model.kv_dtype().to_string().to_lowercase(),
         "precision": if model.device().precision() == Precision::F32 { "f32" } else { "auto" },
         "model": model.name(),
@@ -280,6 +280,7 @@ fn streaming_object(d: &Decode, s: &Streaming) -> Value {
     object["disk_runs_bytes_per_s"] = json!(s.disk_bytes_per_s);
     object["disk_share"] = json!(d.disk_share());
     object["stall_share"] = json!(d.stall_share());
+    object["hidden_share"] = json!(d.hidden_share());
     object
 }
 
@@ -332,9 +333,12 @@ fn table(model: &Model, report: &Report) -> String {
         let (each, share, disk) = (s.bytes_per_pass / 1e6, d.disk_share().unwrap_or(0.0), s.disk().unwrap_or(0.0));
         let shares = format!("{:.0} % of a disk of {:.2} GB/s", 100.0 * share, disk / 1e9);
         line("read again", format!("{each:.1} MB a pass, {shares}"));
-        line("waited", format!("{:.0} % of the time", 100.0 * d.stall_share().unwrap_or(0.0)));
+        let hidden = format!("the slower of disk and computing is {:.0} %", 100.0 * d.hidden_share().unwrap_or(0.0));
+        line("waited", format!("{:.0} % of the time; {hidden}", 100.0 * d.stall_share().unwrap_or(0.0)));
         if let Some(rate) = s.reads.expert_hit_rate() {
-            line("experts there", format!("{:.1} %", 100.0 * rate));
+            let (right, all, vain) = (s.reads.right_guesses, s.reads.guesses, s.reads.vain_bytes as f64 / 1e6);
+            let guesses = format!("{right} of {all} read on a guess were chosen, {vain:.1} MB read in vain");
+            line("experts there", format!("{:.1} %; {guesses}", 100.0 * rate));
         }
     }
     if let Some(bytes) = report.peak_rss_bytes {

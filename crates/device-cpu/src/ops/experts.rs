@@ -1,15 +1,17 @@
 //! Mixture of experts: rows are grouped by expert, and each expert's weights are visited once.
 
 use std::cmp::Ordering;
+use std::ops::Range;
 
-use turbospark_device::DeviceError;
 use turbospark_device::op::{Experts, Router};
+use turbospark_device::{DeviceError, Expert};
 
 use super::blocks::{self, Kind};
 use super::finish::{Finish, Linear};
 use super::{Done, Engine, Rows, Shared};
 use crate::memory::refused;
 use crate::scratch::Scratch;
+use crate::simd::{Simd, Task};
 
 pub(super) fn router(engine: &mut Engine, op: &Router<'_>) -> Done {
     let mut a = engine.access();
@@ -114,9 +116,23 @@ pub(super) fn experts(engine: &mut Engine, op: &Experts<'_>) -> Done {
         }
     });
     let wanted: Vec<usize> = (0..count).filter(|&e| chosen[e].iter().any(|c| !c.rows.is_empty())).collect();
+    // What decoded rows get of each expert is kept until all are there, so that the order in which experts come is
+    // free. A prompt's would be a large buffer, and so many experts are read in a row whatever comes first.
+    let kept = op.prompt_rows == 0;
     // Taken out of the engine while the kernels borrow it.
     let mut scratch = std::mem::replace(&mut engine.partial, Scratch::new());
-    let done = op.source.with(&wanted, &mut |e, expert| -> Result<(), DeviceError> {
+    let most = chosen.iter().flatten().map(|c| c.rows.len()).max().unwrap_or(0) * op.width;
+    let (inner, parts) = scratch.get(most + if kept { rows * k * hidden } else { 0 }).split_at_mut(most);
+    let (inner, parts) = (Shared::new(inner), Shared::new(parts));
+    // By expert, what its decoded rows get of it.
+    let mut next = 0;
+    let sums = chosen.iter().map(|[_, decoded]| {
+        let own = parts.at(next * hidden);
+        next += decoded.rows.len();
+        own
+    });
+    let sums: Vec<Shared<f32>> = sums.map(Shared).collect();
+    let mut each = |e: usize, expert: Expert<'_>| -> Result<(), DeviceError> {
         let of = |m: String| refused(format!("expert {e}: {m}"));
         expert.check(hidden, op.width).map_err(of)?;
         let mut a = a.further();
@@ -127,19 +143,60 @@ pub(super) fn experts(engine: &mut Engine, op: &Experts<'_>) -> Done {
         let [prompt, decoded] = chosen.get(e).ok_or_else(|| of("not wanted".into()))?;
         for (chosen, kind) in [(prompt, Kind::Matrix), (decoded, Kind::Row)] {
             let m = chosen.rows.len();
-            let inner = Rows::dense(scratch.get(m * op.width).as_mut_ptr(), op.width);
+            let inner = Rows::dense(inner.at(0), op.width);
             let x = Rows::of(&x, 0).pick(&chosen.rows);
+            let finish = if kept {
+                Finish::plain(Rows::dense(sums[e].at(0), hidden))
+            } else {
+                Finish { scale: Some(&chosen.weights), ..Finish::plain(Rows::of(&out, 0).pick(&chosen.rows)) }
+            };
             let first = Linear { k: hidden, n: op.width, weight: up, gate: Some(gate), finish: Finish::plain(inner) };
-            let finish = Finish { scale: Some(&chosen.weights), ..Finish::plain(Rows::of(&out, 0).pick(&chosen.rows)) };
             let second = Linear { k: op.width, n: hidden, weight: down, gate: None, finish };
-            // SAFETY: checked, resolved, locked and apart; each list names a row once.
+            // SAFETY: checked, resolved, locked and apart; each list names a row once, and the scratch has room for
+            // the rows of every expert.
             unsafe {
                 blocks::linear(engine, kind, x, m, &first);
                 blocks::linear(engine, kind, inner, m, &second);
             }
         }
         Ok(())
-    });
+    };
+    let done = if kept { op.source.as_ready(&wanted, &mut each) } else { op.source.with(&wanted, &mut each) };
+    if kept && done.is_ok() {
+        let parts: Vec<(&Chosen, Shared<f32>)> = chosen.iter().map(|[_, decoded]| decoded).zip(sums).collect();
+        engine.split(hidden, 2 * rows * k, |columns| {
+            engine.kernels.run(Sum { parts: &parts, out: Rows::of(&out, 0), hidden, columns });
+        });
+    }
     engine.partial = scratch;
     done
+}
+
+/// Adds what rows get of each expert, one expert after the other: `out += weight * part`.
+struct Sum<'a> {
+    /// By expert: its rows and their weights, and `[rows of the expert, hidden]`.
+    parts: &'a [(&'a Chosen, Shared<f32>)],
+    out: Rows<'a>,
+    hidden: usize,
+    columns: Range<usize>,
+}
+
+impl Task for Sum<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (chosen, sums) in self.parts {
+            for (i, (&row, &weight)) in chosen.rows.iter().zip(&chosen.weights).enumerate() {
+                let (from, out) = (sums.at(i * self.hidden), self.out.row(row as usize));
+                for j in self.columns.clone().step_by(S::LANES) {
+                    let some = S::LANES.min(self.columns.end - j);
+                    // SAFETY: rows of `hidden`; these columns of `out` are this part's alone, and nothing writes `from`.
+                    unsafe {
+                        let sum = s.load_some(from.wrapping_add(j), some);
+                        let to = out.wrapping_add(j);
+                        s.store_some(to, s.fma(s.splat(weight), sum, s.load_some(to, some)), some);
+                    }
+                }
+            }
+        }
+    }
 }

@@ -1,9 +1,12 @@
 //! The row kernel on weights in `[in, out]`.
 //!
 //! Memory is read fastest in long streams (`outputs.rs`), and here rows of the weight are steps of the sums. So steps
-//! are cut into spans of 128, of which a thread takes whole ones: eight streams of sixteen rows each. A second region
-//! adds up the spans. An output's sum is that of its spans in order; in a span, of the groups of steps that the eight
-//! streams have at a time.
+//! are cut into spans of 128, of which a thread takes whole ones: four streams of 32 rows each. A second region adds up
+//! the spans. An output's sum is that of its spans in order; in a span, of the groups of steps that the four streams
+//! have at a time.
+//!
+//! Gate and weight of a fused tensor lie side by side in each row. They are read as one weight of twice the columns: half
+//! a row each would break every stream off at every row, which halved the bandwidth.
 
 use std::ops::Range;
 
@@ -17,8 +20,9 @@ use crate::simd::{Simd, Task};
 /// Steps that one thread takes.
 const SPAN: usize = 128;
 
-/// Streams of a span.
-const STREAMS: usize = 8;
+/// Streams of a span. Eight are a fifth slower on a Zen 5, and more than some first caches have room for: streams lie
+/// apart by whole pages.
+const STREAMS: usize = 4;
 
 /// Bytes ahead of a stream that are asked for.
 const AHEAD: usize = 512;
@@ -28,22 +32,50 @@ const AHEAD: usize = 512;
 /// # Safety
 /// As for [`matrix`](super::matrix::matrix).
 pub(super) unsafe fn row(engine: &mut Engine, x: Rows<'_>, rows: usize, linear: &Linear<'_>) {
-    let Linear { k, n, .. } = *linear;
+    let Linear { k, n, weight, gate, .. } = *linear;
     let spans = k.div_ceil(SPAN).max(1);
-    // Whole vectors, so that none is cut short.
-    let width = n.next_multiple_of(16);
-    let weights = 1 + linear.gate.is_some() as usize;
-    let partial = Shared::new(engine.packed.get(weights * spans * rows * width));
-    let layer = Layer { linear, x, rows, spans, width, partial };
-    engine.split(weights * spans, SPAN * n * (1 + rows / 4), |spans| {
+    let sweeps = match gate {
+        None => Sweeps { first: weight, second: None, columns: n, weight: (0, 0), gate: (0, 0) },
+        Some(gate) if beside(&gate, &weight, n) => {
+            Sweeps { first: gate, second: None, columns: 2 * n, weight: (0, n), gate: (0, 0) }
+        }
+        Some(gate) if beside(&weight, &gate, n) => {
+            Sweeps { first: weight, second: None, columns: 2 * n, weight: (0, 0), gate: (0, n) }
+        }
+        Some(gate) => Sweeps { first: weight, second: Some(gate), columns: n, weight: (0, 0), gate: (1, 0) },
+    };
+    let count = 1 + sweeps.second.is_some() as usize;
+    // Whole vectors, so that none is cut short; the last of the first half may reach into the second.
+    let width = sweeps.columns.next_multiple_of(16) + 16;
+    let partial = Shared::new(engine.packed.get(count * spans * rows * width));
+    let layer = Layer { linear, x, rows, spans, width, partial, sweeps };
+    engine.split(count * spans, SPAN * sweeps.columns * (1 + rows / 4), |spans| {
         engine.kernels.run(Spans { layer, spans });
     });
-    engine.split(n.div_ceil(UNIT), UNIT * spans * rows * weights, |units| {
+    engine.split(n.div_ceil(UNIT), UNIT * spans * rows * count, |units| {
         engine.kernels.run(Total { layer, units });
     });
 }
 
-/// A layer and its partial sums, `[weights, spans, rows, width]`.
+/// Whether the columns of `right` follow those of `left` in each row.
+fn beside(left: &Weight, right: &Weight, columns: usize) -> bool {
+    let same = (left.dtype, left.stride) == (right.dtype, right.stride) && left.layout == right.layout;
+    same && right.ptr.addr().checked_sub(left.ptr.addr()) == left.dtype.bytes(columns)
+}
+
+/// What is read from end to end: the weight, and the gate with it or after it.
+#[derive(Clone, Copy)]
+struct Sweeps {
+    first: Weight,
+    second: Option<Weight>,
+    columns: usize,
+    /// Which sweep has the sums of the weight, and from which column on.
+    weight: (usize, usize),
+    /// Those of the gate.
+    gate: (usize, usize),
+}
+
+/// A layer and its partial sums, `[sweeps, spans, rows, width]`.
 #[derive(Clone, Copy)]
 struct Layer<'a> {
     linear: &'a Linear<'a>,
@@ -52,9 +84,10 @@ struct Layer<'a> {
     spans: usize,
     width: usize,
     partial: Shared<f32>,
+    sweeps: Sweeps,
 }
 
-/// Some spans, those of the gate after those of the weight.
+/// Some spans, those of the second sweep after those of the first.
 struct Spans<'a> {
     layer: Layer<'a>,
     spans: Range<usize>,
@@ -63,9 +96,9 @@ struct Spans<'a> {
 impl Task for Spans<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Layer { linear, rows, spans, width, partial, .. } = self.layer;
+        let Layer { linear, rows, spans, width, partial, sweeps, .. } = self.layer;
         for span in self.spans {
-            let weight = if span < spans { linear.weight } else { linear.gate.unwrap_or(linear.weight) };
+            let weight = if span < spans { sweeps.first } else { sweeps.second.unwrap_or(sweeps.first) };
             let first = span % spans * SPAN;
             let steps = first..linear.k.min(first + SPAN);
             // SAFETY: the weights are valid (`row`), and a span's partial sums are this part's alone.
@@ -114,7 +147,7 @@ impl Layer<'_> {
         apart: usize,
         out: *mut f32,
     ) {
-        let n = self.linear.n;
+        let n = self.sweeps.columns;
         let mut wide = [s.splat(0.0); P];
         let mut x = wide;
         for (i, x) in x.iter_mut().enumerate() {
@@ -175,19 +208,19 @@ struct Total<'a> {
 impl Task for Total<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Layer { linear, rows, spans, width, partial, .. } = self.layer;
+        let Layer { linear, rows, spans, width, partial, sweeps, .. } = self.layer;
         let mut local = local(Finishing::size(rows, WIDTH));
         let mut finishing = Finishing::cut(local.all(), rows, WIDTH);
         for outputs in pieces(self.units.clone(), linear.n) {
-            let targets = [Some(finishing.sums), linear.gate.map(|_| finishing.gates)];
-            for (i, to) in targets.into_iter().flatten().enumerate() {
+            let gate = linear.gate.map(|_| (finishing.gates, sweeps.gate));
+            for (to, (sweep, column)) in [Some((finishing.sums, sweeps.weight)), gate].into_iter().flatten() {
                 for row in 0..rows {
                     for j in (0..outputs.len()).step_by(S::LANES) {
                         let mut sum = s.splat(0.0);
                         // SAFETY: whole vectors of the partial sums and of the scratch.
                         unsafe {
-                            for span in i * spans..(i + 1) * spans {
-                                let at = (span * rows + row) * width + outputs.start + j;
+                            for span in sweep * spans..(sweep + 1) * spans {
+                                let at = (span * rows + row) * width + column + outputs.start + j;
                                 sum = s.add(sum, s.load(partial.at(at).cast_const()));
                             }
                             s.store(to.add(row * WIDTH + j), sum);

@@ -89,6 +89,11 @@ pub trait ExpertSource: Send + Sync {
     /// Calls `each` with every expert of `wanted` (ascending, distinct), in that order. The weights are
     /// valid during the call only.
     fn with(&self, wanted: &[usize], each: &mut UseExpert<'_>) -> Result<(), DeviceError>;
+
+    /// As [`with`](ExpertSource::with), in whatever order they are there: those that have to be read come last.
+    fn as_ready(&self, wanted: &[usize], each: &mut UseExpert<'_>) -> Result<(), DeviceError> {
+        self.with(wanted, each)
+    }
 }
 
 /// `out = residual + sum over a row's experts e, ascending, of weights[e] * expert_e(x)`.

@@ -58,6 +58,16 @@ pub(crate) struct RoutedScratch<'a> {
     pub shared: View<'a>,
 }
 
+/// Puts the next layer's router to what this one's mixer left, so that experts which aren't in memory are read early.
+pub(crate) fn guess_next<'a>(pass: &mut Pass<'a>, s: &MlpScratch<'a>, step: &Step<'a>) {
+    let Some(next) = step.next else { return };
+    let (Mlp::Moe(w), Some(r)) = (&next.mlp, &s.routed) else { return };
+    let Some(guesses) = w.experts.guesses() else { return };
+    next.post_attention_norm.apply(pass, step.x, step.normed);
+    pass.matmul(Matmul { prompt_rows: step.prompt_rows, ..Matmul::new(step.normed, w.router.view(), r.logits) });
+    pass.router(Router { logits: r.logits, normalise: false, ids: r.ids, weights: r.weights, source: Some(guesses) });
+}
+
 /// Adds the output for `normed` to `x`.
 pub(crate) fn mlp<'a>(pass: &mut Pass<'a>, w: &'a Mlp, s: &MlpScratch<'a>, layer: usize, step: &Step<'a>) {
     let (x, prompt_rows) = (step.x, step.prompt_rows);
@@ -137,6 +147,11 @@ pub(crate) enum Routed {
 }
 
 impl Routed {
+    fn guesses(&self) -> Option<&dyn ExpertSource> {
+        let Routed::Pooled(experts) = self else { return None };
+        Some(experts.guesses()?)
+    }
+
     fn source(&self) -> &dyn ExpertSource {
         match self {
             Routed::Resident(experts) => experts,

@@ -26,8 +26,14 @@ pub struct Counters {
     pub misses: AtomicU64,
     /// Experts that were in the pool when they were asked for.
     pub expert_hits: AtomicU64,
-    /// Those that had to be read.
+    /// Those that had to be read, or were being read.
     pub expert_misses: AtomicU64,
+    /// Experts that were read because the layer before theirs made them likely.
+    pub guesses: AtomicU64,
+    /// Of them, those that their layer chose.
+    pub right_guesses: AtomicU64,
+    /// Bytes read of the others.
+    pub vain_bytes: AtomicU64,
     /// What layers asked the pool for, where somebody wants to know.
     routing: Mutex<Option<Vec<Choice>>>,
     /// Ends reading from outside.
@@ -92,18 +98,18 @@ impl Disk {
         Ok(Disk { device, checkpoint, files, counters })
     }
 
-    /// Reads a unit to its slot; whether all of it was read, or the pass is wanted no longer. The error is in words,
-    /// since several may have to be told it.
-    pub fn fill(&self, reads: &Reads, slot: &Buffer) -> Result<bool, String> {
-        let stop = || self.counters.is_cancelled();
-        let mut whole = true;
+    /// Reads a unit to its slot: the bytes that were read, and whether that was all; fewer where the pass or, as `stop`
+    /// says, the unit is wanted no longer. The error is in words, since several may have to be told it.
+    pub fn fill(&self, reads: &Reads, slot: &Buffer, stop: &(dyn Fn() -> bool + Sync)) -> Result<(u64, bool), String> {
+        let stop = || self.counters.is_cancelled() || stop();
+        let mut done = (0, true);
         let read = self.device.fill(slot.bytes(), &mut |out| {
-            whole = reads.read(&self.checkpoint, &self.files, out, &stop).map_err(std::io::Error::other)?;
+            done = reads.read(&self.checkpoint, &self.files, out, &stop).map_err(std::io::Error::other)?;
             Ok(())
         });
-        self.counters.bytes.fetch_add(reads.bytes(), Ordering::Relaxed);
+        self.counters.bytes.fetch_add(done.0, Ordering::Relaxed);
         match read {
-            Ok(()) => Ok(whole),
+            Ok(()) => Ok(done),
             Err(DeviceError::Weights(source)) => Err(source.to_string()),
             Err(other) => Err(other.to_string()),
         }

@@ -6,7 +6,9 @@
 
 mod disk;
 mod experts;
+mod guess;
 pub mod policy;
+mod pool;
 mod reads;
 mod ring;
 mod table;
@@ -19,8 +21,8 @@ use turbospark_weights::{Checkpoint, DirectFile, Linear, Piece};
 
 use disk::Disk;
 pub use disk::{Choice, Counters};
-pub use experts::Pool;
 pub(crate) use experts::PooledExperts;
+pub use pool::Pool;
 use reads::Reads;
 pub(crate) use reads::{ExpertReads, Part};
 pub use ring::Ring;
@@ -317,7 +319,7 @@ impl Streamed {
                 Mlp::Dense(_) => None,
             });
             for (layer, moe) in routed.enumerate() {
-                moe.experts = Routed::Pooled(PooledExperts { pool: pool.clone(), layer });
+                moe.experts = Routed::Pooled(PooledExperts::new(pool.clone(), layer));
             }
         }
         model.trunk.ring.clone_from(&self.ring);

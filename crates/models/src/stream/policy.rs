@@ -29,14 +29,17 @@ impl Policy {
     /// What was used least often leaves.
     pub const FREQUENCY: Policy = Policy { half_life: f64::INFINITY };
 
-    /// The decayed count after a choice at `now`, and the worth, which is comparable with others' whenever they were
-    /// chosen: all decay alike.
-    fn after(self, uses: Uses, now: f64) -> (Uses, f64) {
+    /// The decayed count after a choice at `now`.
+    fn after(self, uses: Uses, now: f64) -> Uses {
         let decay = if self.half_life > 0.0 { (-(now - uses.at) / self.half_life).exp2() } else { 0.0 };
-        let uses = Uses { count: uses.count * decay + 1.0, at: now };
-        let since = if self.half_life > 0.0 { now / self.half_life } else { now };
+        Uses { count: uses.count * decay + 1.0, at: now }
+    }
+
+    /// What uses are worth: comparable with others' whenever those were chosen, since all decay alike.
+    fn worth(self, uses: Uses) -> f64 {
+        let since = if self.half_life > 0.0 { uses.at / self.half_life } else { uses.at };
         // Of equals, the one that was used longer ago leaves.
-        (uses, uses.count.log2() + since + now * 1e-9)
+        uses.count.log2() + since + uses.at * 1e-9
     }
 }
 
@@ -89,7 +92,8 @@ impl Places {
         let Some(key) = self.keys[slot] else { return };
         let now = self.asked as f64 / self.layers as f64;
         let uses = self.uses.entry(key).or_default();
-        (*uses, self.worth[slot]) = self.policy.after(*uses, now);
+        *uses = self.policy.after(*uses, now);
+        self.worth[slot] = self.policy.worth(*uses);
     }
 
     /// The slot to put another into, of those that `free` allows: an empty one, else that of the least worth.
@@ -100,11 +104,24 @@ impl Places {
 
     /// Puts an expert that is used now into a slot, in place of what is there.
     pub fn put(&mut self, slot: usize, key: Key) {
-        if let Some(old) = self.keys[slot].replace(key) {
+        self.put_unused(slot, key);
+        self.touch(slot);
+    }
+
+    /// Puts an expert that may be used soon into a slot, in place of what is there.
+    pub fn put_unused(&mut self, slot: usize, key: Key) {
+        self.vacate(slot);
+        self.keys[slot] = Some(key);
+        self.place.insert(key, slot);
+        self.worth[slot] = self.uses.get(&key).map_or(f64::NEG_INFINITY, |&uses| self.policy.worth(uses));
+    }
+
+    /// Leaves a slot empty.
+    pub fn vacate(&mut self, slot: usize) {
+        if let Some(old) = self.keys[slot].take() {
             self.place.remove(&old);
         }
-        self.place.insert(key, slot);
-        self.touch(slot);
+        self.worth[slot] = f64::NEG_INFINITY;
     }
 }
 

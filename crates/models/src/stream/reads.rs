@@ -88,14 +88,15 @@ impl Reads {
         made + self.runs.iter().map(|run| run.len as u64).sum::<u64>()
     }
 
-    /// Brings the unit to `slot`, with several reads in flight, unless `stop` ends it; whether all of it was brought.
+    /// Brings the unit to `slot`, with several reads in flight, unless `stop` ends it: the bytes that were read, and
+    /// whether that was all.
     pub fn read(
         &self,
         checkpoint: &Checkpoint,
         files: &[DirectFile],
         slot: &mut [u8],
         stop: &(dyn Fn() -> bool + Sync),
-    ) -> Result<bool> {
+    ) -> Result<(u64, bool)> {
         let mut rest = &mut *slot;
         let mut at = 0;
         let mut reads = Vec::with_capacity(self.runs.len());
@@ -105,13 +106,15 @@ impl Reads {
             reads.push(DirectRead { file: &files[run.file.index()], offset: run.offset, needed: run.needed, out });
             (rest, at) = (later, run.at + run.len);
         }
-        if !read_together(reads, stop)? {
-            return Ok(false);
+        let needed: usize = reads.iter().map(|read| read.needed).sum();
+        let read = read_together(reads, stop)?;
+        if read < needed as u64 {
+            return Ok((read, false));
         }
         for (piece, at) in &self.made {
             checkpoint.fill(piece, &mut slot[*at..*at + piece.length() as usize])?;
         }
-        Ok(true)
+        Ok((self.bytes(), true))
     }
 }
 

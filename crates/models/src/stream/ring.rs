@@ -127,13 +127,13 @@ impl Shared {
             let place = (step % state.cycle.count as u64) as usize;
             let unit = state.cycle.first + place;
             drop(state);
-            let read = self.disk.fill(&self.units[unit], &self.slots[place % self.slots.len()]);
+            let read = self.disk.fill(&self.units[unit], &self.slots[place % self.slots.len()], &|| false);
             state = self.lock();
             if state.turn == turn {
                 match read {
-                    Ok(true) => state.loaded = step + 1,
+                    Ok((_, true)) => state.loaded = step + 1,
                     // Read again once it is asked for again.
-                    Ok(false) => state.begun = step,
+                    Ok((_, false)) => state.begun = step,
                     Err(problem) => state.failed = Some(problem),
                 }
             }

@@ -95,6 +95,8 @@ pub enum Stage {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
+    /// Threads that compute, of a device that has them.
+    pub threads: usize,
     /// What the machine can do; `None` from a device that doesn't measure itself, and where the memory ceiling leaves no
     /// room for measuring.
     pub limits: Option<Limits>,
@@ -167,7 +169,7 @@ pub struct Decode {
 pub struct Streaming {
     /// Of all timed runs.
     pub reads: Reads,
-    /// Bytes that a pass read; several sequences share it.
+    /// Bytes that a pass had to read, without guesses that were wrong; several sequences share it.
     pub bytes_per_pass: f64,
     /// Bytes a second of direct reads of the same files, measured after each run: disks with an allowance are fast
     /// until it is used up. Empty without a disk.
@@ -237,6 +239,13 @@ impl Decode {
         s.disk().map(|disk| s.bytes_per_pass * passes_per_s / disk)
     }
 
+    /// What the slower of disk and computing would take alone, as a part of what both took: 1 where the other is hidden
+    /// whole. Computing is what was not waited.
+    pub fn hidden_share(&self) -> Option<f64> {
+        let computing = 1.0 - self.stall_share()?;
+        self.disk_share().map(|disk| disk.max(computing))
+    }
+
     /// The part of the time that passes waited for the disk.
     pub fn stall_share(&self) -> Option<f64> {
         let all: Duration = self.times.iter().sum();
@@ -257,6 +266,7 @@ pub fn bench(model: &Model, options: &BenchOptions, progress: &mut dyn FnMut(Sta
         return Err(Error::Options("runs, sequences and tokens of a prompt must be 1 or more".into()));
     }
     let mut report = Report {
+        threads: model.inner.demand.threads,
         limits: None,
         peak_ops_per_s: None,
         encode: Vec::new(),
@@ -282,6 +292,7 @@ pub fn bench(model: &Model, options: &BenchOptions, progress: &mut dyn FnMut(Sta
     if room {
         progress(Stage::Limits);
         report.limits = model.device().limits()?;
+        report.threads = report.limits.as_ref().map_or(report.threads, |limits| limits.threads);
     }
     let floats: &[Inputs] = match model.device().precision() {
         Precision::F32 => &[Inputs::F32],
@@ -389,7 +400,7 @@ fn decode(model: &Model, options: &BenchOptions) -> Result<Decode> {
     let all = reads.iter().fold(Reads::default(), |all, run| all.and(run));
     let streaming = streams.then(|| Streaming {
         reads: all,
-        bytes_per_pass: all.bytes as f64 / (tokens * reads.len()) as f64,
+        bytes_per_pass: (all.bytes - all.vain_bytes) as f64 / (tokens * reads.len()) as f64,
         disk_bytes_per_s: disk,
     });
     let shape = model.engine().cache.shape();

@@ -34,6 +34,8 @@ pub(crate) struct Demand {
 
 /// Patches of a page of A4 at 200 dots an inch, and a little more.
 const COMMON: usize = 16_384;
+/// Tokens of the answer to an image: what a block of the tower saves once, a layer of the trunk saves so often.
+const TOKENS_PER_IMAGE: u64 = 128;
 /// Slots of the ring: one in use, one ready, one being filled.
 const SLOTS: usize = 3;
 /// Slots below this are larger than what they hold: memory for direct reads begins at a huge page.
@@ -81,15 +83,25 @@ impl Demand {
     fn under(&self, ceiling: u64) -> Result<MemoryPlan> {
         let context = self.context(ceiling);
         let (sizes, common) = (self.image_sizes(), self.common(ceiling));
-        let candidates = self.candidates(context);
+        let candidates = self.candidates();
         // The largest picture is rare: it makes way for weights, as far down as a common one.
         let whole = candidates.first().filter(|_| !matches!(self.choice, ResidencyChoice::Streamed));
-        let larger = sizes.iter().filter(|&&n| n >= common).filter_map(|&n| whole.map(|r| (n, r)));
-        let smaller = sizes.iter().filter(|&&n| n <= common).flat_map(|&n| candidates.iter().map(move |r| (n, r)));
-        for (patches, residency) in larger.chain(smaller) {
-            let plan = MemoryPlan { ceiling: Some(ceiling), ..self.finish(residency.clone(), patches, context) };
-            if self.fits(&plan, ceiling) {
-                return Ok(self.grown(plan, budget(ceiling), context));
+        let larger =
+            sizes.iter().filter(|&&n| n >= common).filter_map(|&n| whole.map(|r| (n, std::slice::from_ref(r))));
+        let smaller = sizes.iter().filter(|&&n| n <= common).map(|&n| (n, &candidates[..]));
+        for (patches, candidates) in larger.chain(smaller) {
+            let plans = candidates.iter().map(|residency| MemoryPlan {
+                ceiling: Some(ceiling),
+                ..self.finish(residency.clone(), patches, context)
+            });
+            let plans = plans.filter(|plan| self.fits(plan, ceiling));
+            let plans = plans.map(|plan| self.grown(plan, budget(ceiling), context));
+            let best = plans.min_by_key(|plan| {
+                let reads = TOKENS_PER_IMAGE * plan.read_per_token + plan.read_per_image;
+                (reads, plan.residency.expert_slots > 0, plan.total())
+            });
+            if let Some(plan) = best {
+                return Ok(plan);
             }
         }
         Err(Error::Options(self.refusal(ceiling, &self.least())))
@@ -115,7 +127,7 @@ impl Demand {
     pub fn outlook(&self, plan: &MemoryPlan) -> Vec<MemoryPlan> {
         let Some(ceiling) = plan.ceiling.filter(|_| plan.streams()) else { return Vec::new() };
         let context = self.context(ceiling);
-        let Some(whole) = self.candidates(context).into_iter().next() else { return Vec::new() };
+        let Some(whole) = self.candidates().into_iter().next() else { return Vec::new() };
         let whole = ceiling_of(self.finish(whole, self.common(ceiling), context).total()).max(ceiling);
         // In whole 64 MiB, as people say it.
         let step = |quarters: u64| (ceiling + (whole - ceiling) / 4 * quarters).next_multiple_of(64 << 20);
@@ -161,7 +173,7 @@ impl Demand {
     }
 
     /// What may stay, from everything to nothing.
-    fn candidates(&self, context: (usize, u64)) -> Vec<Residency> {
+    fn candidates(&self) -> Vec<Residency> {
         let (all, pool) = (self.sizes.layers.len(), self.pool_least());
         let auto = self.choice == ResidencyChoice::Auto;
         match self.choice {
@@ -189,11 +201,6 @@ impl Demand {
             list.push(self.streamed(all, true, SLOTS, pool, head));
             list.push(self.streamed(all, true, 2, pool, head));
         }
-        // Fewest reads a token first; a vision block costs once an image.
-        list.sort_by_cached_key(|r| {
-            let plan = self.finish(r.clone(), 0, context);
-            (plan.read_per_token, plan.read_per_image, r.expert_slots > 0, plan.total())
-        });
         list
     }
 

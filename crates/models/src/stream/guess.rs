@@ -1,0 +1,186 @@
+//! Experts that are read before their layer asks for them.
+//!
+//! A layer changes the residual stream little, so the router of the next layer, put to what this layer's mixer left,
+//! names most of what it will choose (as AdapMoE, arXiv 2408.10284, and others found). What it names is read while this
+//! layer's experts and the next mixer compute, when nothing that was chosen is to be read. A wrong guess ends as soon as
+//! the choice is known; yet it takes a slot, and what is in flight by then delays what is needed, so a layer's guesses
+//! are only noted until [most](Trust) of them have been right. None moves a bit, since nothing is computed from it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use turbospark_device::op::UseExpert;
+use turbospark_device::{DeviceError, ExpertSource};
+
+use super::pool::{Pool, Shared, Slot, State};
+
+/// What a layer is likely to choose.
+pub(super) struct Guess {
+    layer: usize,
+    /// What has no slot yet.
+    rest: VecDeque<usize>,
+    /// What was in no slot when the guess could first be acted on.
+    absent: Vec<usize>,
+    /// Slots that it pins, and whether it had them filled.
+    held: Vec<(usize, bool)>,
+}
+
+/// How good the guesses at a layer have been: the part of what they named, and was in no slot, that it then chose.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Trust {
+    guesses: f64,
+    right: f64,
+}
+
+impl Trust {
+    /// What a guess counts for after the next: the last ten decide.
+    const KEPT: f64 = 0.9;
+    /// Guesses before which there is no judgement.
+    const LEAST: f64 = 3.0;
+    /// The part that must have been right. A right guess saves the reading of an expert at most, and a wrong one costs
+    /// less than that, and a slot.
+    const RIGHT: f64 = 0.5;
+
+    fn holds(self) -> bool {
+        self.guesses >= Self::LEAST && self.right >= Self::RIGHT * self.guesses
+    }
+
+    /// Counts a guess, unless all that it named was there. One for a whole prompt counts no more than one for a token.
+    fn learn(&mut self, absent: &[usize], wanted: &[usize]) {
+        if absent.is_empty() {
+            return;
+        }
+        let right = absent.iter().filter(|expert| wanted.binary_search(expert).is_ok()).count();
+        self.guesses = self.guesses * Self::KEPT + 1.0;
+        self.right = self.right * Self::KEPT + right as f64 / absent.len() as f64;
+    }
+}
+
+impl Guess {
+    fn new(layer: usize, likely: &[usize]) -> Self {
+        Guess { layer, rest: likely.iter().copied().collect(), absent: Vec::new(), held: Vec::new() }
+    }
+}
+
+impl Shared {
+    /// Turns to the guess at the layer after the one that has just chosen.
+    pub fn next_guess(&self, state: &mut State) {
+        let Some(mut guess) = state.next_guess.take() else { return };
+        let there = |expert: &&usize| state.places.find((guess.layer, **expert)).is_some();
+        guess.absent = guess.rest.iter().filter(|expert| !there(expert)).copied().collect();
+        if !state.trust[guess.layer].holds() {
+            guess.rest.clear();
+        }
+        state.guess = Some(guess);
+        self.place_guess(state);
+    }
+
+    /// Begins to read what the guess named, as far as there are slots that nobody uses.
+    pub fn place_guess(&self, state: &mut State) {
+        let Some(mut guess) = state.guess.take() else { return };
+        // What is there already stays.
+        guess.rest.retain(|&expert| {
+            let Some(at) = state.places.find((guess.layer, expert)) else { return true };
+            let slot = &mut state.slots[at];
+            if slot.failed.is_none() {
+                slot.pins += 1;
+                slot.in_vain = false;
+                guess.held.push((at, false));
+            }
+            false
+        });
+        while state.owed == 0
+            && let Some(&expert) = guess.rest.front()
+            && let Some(at) = Self::free_slot(state)
+        {
+            guess.rest.pop_front();
+            state.places.put_unused(at, (guess.layer, expert));
+            state.slots[at] = Slot { pins: 1, ..Slot::default() };
+            state.likely.push_back(at);
+            guess.held.push((at, true));
+            self.disk.counters.guesses.fetch_add(1, Ordering::Relaxed);
+        }
+        state.guess = Some(guess);
+        self.changed.notify_all();
+    }
+
+    /// Ends the guess, now that `layer` has chosen `wanted` (ascending): the slots of what was right, still pinned.
+    pub fn settle_guess(&self, state: &mut State, layer: usize, wanted: &[usize]) -> Vec<usize> {
+        let counters = &self.disk.counters;
+        let mut right = Vec::new();
+        let Some(guess) = state.guess.take() else { return right };
+        if guess.layer == layer {
+            state.trust[layer].learn(&guess.absent, wanted);
+        }
+        for (at, fetched) in guess.held {
+            let (of, expert) = state.places.key(at).expect("a slot that is pinned has a key");
+            if of == layer && wanted.binary_search(&expert).is_ok() {
+                counters.right_guesses.fetch_add(fetched as u64, Ordering::Relaxed);
+                right.push(at);
+                continue;
+            }
+            let slot = &mut state.slots[at];
+            slot.pins -= 1;
+            if slot.pins > 0 || slot.failed.is_some() {
+                continue;
+            }
+            if let Some(i) = state.likely.iter().position(|&waits| waits == at) {
+                state.likely.remove(i);
+                state.places.vacate(at);
+            } else if !slot.ready {
+                slot.in_vain = true;
+            } else if fetched {
+                let bytes = self.experts[of][expert].reads.bytes();
+                counters.vain_bytes.fetch_add(bytes, Ordering::Relaxed);
+            }
+        }
+        right
+    }
+}
+
+/// Hears which experts the layer of this number in the pool is likely to choose.
+pub(crate) struct Guesses {
+    pub pool: Arc<Pool>,
+    pub layer: usize,
+}
+
+impl std::fmt::Debug for Guesses {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Guesses(layer {})", self.layer)
+    }
+}
+
+impl ExpertSource for Guesses {
+    fn experts(&self) -> usize {
+        self.pool.shared.experts[self.layer].len()
+    }
+
+    /// Kept until the layer before has announced its own, which come first.
+    fn announce(&self, wanted: &[usize]) {
+        self.pool.shared.lock().next_guess = Some(Guess::new(self.layer, wanted));
+    }
+
+    fn with(&self, _: &[usize], _: &mut UseExpert<'_>) -> Result<(), DeviceError> {
+        Err(DeviceError::Unsupported("a guess at what a layer will choose is not its choice".into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guesses_are_acted_on_while_most_are_right() {
+        let mut trust = Trust::default();
+        assert!(!trust.holds());
+        (0..4).for_each(|_| trust.learn(&[1, 2, 3], &[1, 3, 4]));
+        assert!(trust.holds());
+        (0..8).for_each(|_| trust.learn(&[1, 2], &[3, 4]));
+        assert!(!trust.holds());
+        (0..20).for_each(|_| trust.learn(&[], &[3, 4]));
+        assert!(!trust.holds(), "nothing was learned");
+        (0..12).for_each(|_| trust.learn(&[3], &[3, 4]));
+        assert!(trust.holds());
+    }
+}

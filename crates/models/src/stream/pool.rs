@@ -1,0 +1,221 @@
+//! One pool of slots for the experts of all layers, and the threads that fill it.
+//!
+//! A slot is pinned while somebody counts on what is in it: the layer whose router has chosen, or a
+//! [guess](super::guess) at what the next layer will choose. What is chosen is read before what is guessed.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use turbospark_device::{Buffer, DeviceError};
+
+use super::disk::Disk;
+use super::guess::{Guess, Trust};
+use super::policy::{Key, Places, Policy};
+use super::reads::ExpertReads;
+
+/// Experts that are read at once; each in parts, so that there are enough requests for a drive's queue.
+const READERS: usize = 2;
+
+/// Slots for experts of all layers, and the threads that fill them.
+pub struct Pool {
+    pub(super) shared: Arc<Shared>,
+    /// Whether choices are announced when they are made, and not when they are used.
+    pub(super) heard: AtomicBool,
+    readers: Vec<JoinHandle<()>>,
+}
+
+pub(super) struct Shared {
+    pub disk: Arc<Disk>,
+    pub slots: Vec<Arc<Buffer>>,
+    /// By layer (in the order of their adding) and expert.
+    pub experts: Vec<Vec<ExpertReads>>,
+    state: Mutex<State>,
+    pub changed: Condvar,
+}
+
+pub(super) struct State {
+    pub slots: Vec<Slot>,
+    pub places: Places,
+    /// Slots to fill with what was chosen, in the order of use.
+    pub wanted: VecDeque<usize>,
+    /// Slots to fill with what is likely, while nothing else is to be read.
+    pub likely: VecDeque<usize>,
+    /// The layer whose choice is known, and what of it is pinned, in the order of use.
+    pub announced: Option<Announced>,
+    /// Experts of that choice for which there was no slot yet.
+    pub owed: usize,
+    /// What the layer after that is going to choose, and what the one after the next announcement is.
+    pub guess: Option<Guess>,
+    pub next_guess: Option<Guess>,
+    /// By layer.
+    pub trust: Vec<Trust>,
+    stop: bool,
+}
+
+pub(super) struct Announced {
+    pub layer: usize,
+    pub wanted: Vec<usize>,
+    pub pinned: Vec<usize>,
+}
+
+/// What there is to know of a slot beside what is in it.
+#[derive(Clone, Default)]
+pub(super) struct Slot {
+    pub ready: bool,
+    pub failed: Option<String>,
+    pub pins: usize,
+    /// Nobody wants what is being read to it.
+    pub in_vain: bool,
+}
+
+impl Slot {
+    /// Whether nothing is going on in it any more.
+    pub fn is_settled(&self) -> bool {
+        self.ready || self.failed.is_some()
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(disk: Arc<Disk>, slots: Vec<Arc<Buffer>>, experts: Vec<Vec<ExpertReads>>) -> Self {
+        let state = State {
+            slots: vec![Slot::default(); slots.len()],
+            places: Places::new(slots.len(), experts.len(), Policy::CHOSEN),
+            wanted: VecDeque::new(),
+            likely: VecDeque::new(),
+            announced: None,
+            owed: 0,
+            guess: None,
+            next_guess: None,
+            trust: vec![Trust::default(); experts.len()],
+            stop: false,
+        };
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        let shared = Arc::new(Shared { disk, slots, experts, state, changed });
+        let readers = (0..READERS).filter_map(|_| {
+            let shared = Arc::clone(&shared);
+            std::thread::Builder::new().name("experts".into()).spawn(move || shared.fill()).ok()
+        });
+        let readers = readers.collect();
+        Pool { shared, heard: AtomicBool::new(false), readers }
+    }
+
+    /// Whether anything can be read.
+    pub(super) fn has_readers(&self) -> bool {
+        !self.readers.is_empty()
+    }
+
+    /// Whether there is a slot for every expert, so that none is read twice.
+    pub(super) fn holds_all(&self) -> bool {
+        self.shared.slots.len() >= self.shared.experts.iter().map(Vec::len).sum()
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pool({} slots)", self.shared.slots.len())
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.changed.notify_all();
+        for reader in self.readers.drain(..) {
+            let _ = reader.join();
+        }
+    }
+}
+
+impl Shared {
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fill(&self) {
+        let mut state = self.lock();
+        loop {
+            if state.stop {
+                return;
+            }
+            let Some(at) = state.wanted.pop_front().or_else(|| state.likely.pop_front()) else {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let (layer, expert) = state.places.key(at).expect("a slot that is filled has a key");
+            if self.disk.counters.is_cancelled() {
+                state.slots[at].failed = Some(DeviceError::Cancelled.to_string());
+                self.changed.notify_all();
+                continue;
+            }
+            drop(state);
+            let in_vain = || self.lock().slots[at].in_vain;
+            let read = self.disk.fill(&self.experts[layer][expert].reads, &self.slots[at], &in_vain);
+            state = self.lock();
+            let bytes = read.as_ref().map_or(0, |&(bytes, _)| bytes);
+            let counters = &self.disk.counters;
+            counters.expert_bytes.fetch_add(bytes, Ordering::Relaxed);
+            let slot = &mut state.slots[at];
+            match read {
+                Ok((_, true)) => slot.ready = true,
+                Ok((_, false)) if counters.is_cancelled() => slot.failed = Some(DeviceError::Cancelled.to_string()),
+                // Somebody wants it again.
+                Ok((_, false)) if slot.pins > 0 => state.wanted.push_front(at),
+                Ok((_, false)) => state.places.vacate(at),
+                Err(problem) => slot.failed = Some(problem),
+            }
+            if std::mem::take(&mut state.slots[at].in_vain) {
+                counters.vain_bytes.fetch_add(bytes, Ordering::Relaxed);
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    /// A slot for an expert that has none, of those that nobody uses; `None` while all are in use.
+    pub fn free_slot(state: &State) -> Option<usize> {
+        let State { slots, places, .. } = state;
+        places.choose(|at| slots[at].pins == 0 && (slots[at].is_settled() || places.key(at).is_none()))
+    }
+
+    /// Pins an expert that is there, or has it read to a slot that nobody uses; `None` while all are in use.
+    fn pin(&self, state: &mut State, key: Key) -> Option<usize> {
+        let counters = &self.disk.counters;
+        if let Some(at) = state.places.find(key) {
+            let slot = &mut state.slots[at];
+            // What failed and is nobody's any more is tried again.
+            let again = slot.pins == 0 && slot.failed.take().is_some();
+            counters.asked_expert(slot.ready);
+            slot.pins += 1;
+            slot.in_vain = false;
+            state.places.touch(at);
+            let likely = state.likely.iter().position(|&waits| waits == at);
+            likely.map(|i| state.likely.remove(i));
+            if again || likely.is_some() {
+                state.wanted.push_back(at);
+                self.changed.notify_all();
+            }
+            return Some(at);
+        }
+        let at = Self::free_slot(state)?;
+        state.places.put(at, key);
+        state.slots[at] = Slot { pins: 1, ..Slot::default() };
+        state.wanted.push_back(at);
+        counters.asked_expert(false);
+        self.changed.notify_all();
+        Some(at)
+    }
+
+    /// Pins of `wanted` what there are slots for, in the order of use.
+    pub fn pin_all(&self, state: &mut State, layer: usize, wanted: &[usize]) -> Vec<usize> {
+        let pinned: Vec<usize> = wanted.iter().map_while(|&expert| self.pin(state, (layer, expert))).collect();
+        state.owed = wanted.len() - pinned.len();
+        pinned
+    }
+
+    pub fn unpin(&self, state: &mut State, at: usize) {
+        state.slots[at].pins -= 1;
+        self.place_guess(state);
+        self.changed.notify_all();
+    }
+}
