@@ -191,7 +191,7 @@ impl Model {
     /// # Errors
     /// The disk's.
     pub fn read_speed(&self) -> Result<Option<DiskSpeed>> {
-        disk::speed(&self.inner.checkpoint, self.device(), disk::memory().as_deref())
+        disk::speed(&self.inner.checkpoint, self.device(), disk::memory().as_deref(), false)
     }
 
     /// As [`Model::read_speed`], measured in any case.
@@ -199,7 +199,7 @@ impl Model {
     /// # Errors
     /// The disk's.
     pub fn measure_read_speed(&self) -> Result<Option<DiskSpeed>> {
-        disk::speed(&self.inner.checkpoint, self.device(), None)
+        disk::speed(&self.inner.checkpoint, self.device(), disk::memory().as_deref(), true)
     }
 
     /// Begins to note which experts each layer is asked for, pass by pass, or ends it; what was noted so far. Only of

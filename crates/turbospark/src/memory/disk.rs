@@ -28,20 +28,28 @@ const PIECE: usize = 32 << 20;
 const PIECES: u64 = 12;
 
 /// The speed of the disk that a checkpoint lies on: as remembered in `memory` (a file of the cache folder) unless that
-/// is stale, else measured; `None` where there is no file on a disk.
+/// is stale or it is to be found `anew`, else measured; `None` where there is no file on a disk.
+///
+/// Of two measurements the faster is remembered: what makes a disk seem slow is other work.
 ///
 /// # Errors
 /// The disk's.
-pub(crate) fn speed(checkpoint: &Checkpoint, device: &dyn Device, memory: Option<&Path>) -> Result<Option<DiskSpeed>> {
+pub(crate) fn speed(
+    checkpoint: &Checkpoint,
+    device: &dyn Device,
+    memory: Option<&Path>,
+    anew: bool,
+) -> Result<Option<DiskSpeed>> {
     let Some(file) = checkpoint.files().iter().filter(|f| f.path().is_some()).max_by_key(|f| f.length()) else {
         return Ok(None);
     };
     let name = file.path().map(|path| device_of(Path::new("/"), path)).unwrap_or_default();
-    if let Some(known) = memory.and_then(|memory| remembered(memory, &name, SystemTime::now())) {
+    let known = memory.and_then(|memory| remembered(memory, &name, SystemTime::now()));
+    if let Some(known) = known.clone().filter(|_| !anew) {
         return Ok(Some(known));
     }
     let Some(bytes_per_s) = measure(device, &file.direct()?, file.length())? else { return Ok(None) };
-    if let Some(memory) = memory {
+    if let Some(memory) = memory.filter(|_| known.is_none_or(|known| known.bytes_per_s < bytes_per_s)) {
         remember(memory, &name, bytes_per_s, SystemTime::now());
     }
     Ok(Some(DiskSpeed { bytes_per_s, age: Duration::ZERO, device: name }))
