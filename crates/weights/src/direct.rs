@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::helpers::together;
 use crate::{Error, Mapping, Result, WeightFile};
 
 /// One file of weights, opened for direct reads.
@@ -36,7 +37,7 @@ enum Store {
 const CHUNK: usize = 4 << 20;
 /// Reads in flight: one leaves most drives idle between two requests, and more than four gained nothing.
 const DEPTH: usize = 4;
-/// Below this, starting threads takes longer than they save.
+/// Below this, waking others takes longer than they save.
 const ALONE: usize = 1 << 20;
 
 /// One of several reads that are made together: see [`DirectFile::read`].
@@ -83,13 +84,7 @@ pub fn read_together(reads: Vec<DirectRead<'_>>, stop: &(dyn Fn() -> bool + Sync
             }
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            // Where no thread can be had, this one does it all.
-            let _ = std::thread::Builder::new().name("read".into()).spawn_scoped(scope, work);
-        }
-        work();
-    });
+    together(threads - 1, &work);
     match problem.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
         None => {

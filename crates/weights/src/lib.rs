@@ -31,6 +31,8 @@ mod folder;
 pub mod gguf;
 mod guard;
 mod header;
+#[allow(unsafe_code)]
+mod helpers;
 mod index;
 mod mapping;
 pub mod packed;
