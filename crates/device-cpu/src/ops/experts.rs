@@ -37,10 +37,7 @@ pub(super) fn router(engine: &mut Engine, op: &Router<'_>) -> Done {
     if let Some(source) = op.source {
         // SAFETY: rows times k ids, all written above.
         let ids = unsafe { std::slice::from_raw_parts(ids.at(0).cast_const(), rows * k) };
-        let mut wanted: Vec<usize> = ids.iter().map(|&e| e as usize).collect();
-        wanted.sort_unstable();
-        wanted.dedup();
-        source.announce(&wanted);
+        source.announce(ids, k);
     }
     Ok(())
 }

@@ -72,9 +72,10 @@ pub trait ExpertSource: Send + Sync {
     /// Number of experts.
     fn experts(&self) -> usize;
 
-    /// Says that [`with`](ExpertSource::with) is going to ask for `wanted` (ascending, distinct) next.
-    fn announce(&self, wanted: &[usize]) {
-        let _ = wanted;
+    /// Says what a router has chosen: `ids` `[rows, per_row]`, by descending weight. [`with`](ExpertSource::with) is going
+    /// to ask for these next.
+    fn announce(&self, ids: &[i32], per_row: usize) {
+        let _ = (ids, per_row);
     }
 
     /// All of them at once, where they lie together and stay: then no choice has to be told to the host.

@@ -188,7 +188,7 @@ pub(super) fn router(op: &Router<'_>) -> Done {
     store_i32(&op.ids, &ids)?;
     store(&op.weights, &weights)?;
     if let Some(source) = op.source {
-        source.announce(&distinct(&ids));
+        source.announce(&ids, k);
     }
     Ok(())
 }

@@ -135,9 +135,12 @@ impl ExpertSource for PooledExperts {
         self.pool.shared.experts[self.layer].len()
     }
 
-    fn announce(&self, wanted: &[usize]) {
+    fn announce(&self, ids: &[i32], _: usize) {
         self.pool.heard.store(true, Ordering::Relaxed);
-        self.ask(wanted);
+        let mut wanted: Vec<usize> = ids.iter().map(|&e| e as usize).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        self.ask(&wanted);
     }
 
     fn with(&self, wanted: &[usize], each: &mut UseExpert<'_>) -> Result<(), DeviceError> {

@@ -3,8 +3,9 @@
 //! A layer changes the residual stream little, so the router of the next layer, put to what this layer's mixer left,
 //! names most of what it will choose (as AdapMoE, arXiv 2408.10284, and others found). What it names is read while this
 //! layer's experts and the next mixer compute, when nothing that was chosen is to be read. A wrong guess ends as soon as
-//! the choice is known; yet it takes a slot, and what is in flight by then delays what is needed, so a layer's guesses
-//! are only noted until [most](Trust) of them have been right. None moves a bit, since nothing is computed from it.
+//! the choice is known; yet it takes a slot, and what is in flight by then delays what is needed. So each layer has its
+//! [trust](Trust) in what is named first, second and so on, and what is not trusted is only noted. No guess moves a bit,
+//! since nothing is computed from it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,15 +19,22 @@ use super::pool::{Pool, Shared, Slot, State};
 /// What a layer is likely to choose.
 pub(super) struct Guess {
     layer: usize,
-    /// What has no slot yet.
-    rest: VecDeque<usize>,
+    /// What has no slot yet, the likeliest first.
+    rest: VecDeque<Named>,
     /// What was in no slot when the guess could first be acted on.
-    absent: Vec<usize>,
+    absent: Vec<Named>,
     /// Slots that it pins, and whether it had them filled.
     held: Vec<(usize, bool)>,
 }
 
-/// How good the guesses at a layer have been: the part of what they named, and was in no slot, that it then chose.
+/// An expert, and how many a row that named it named before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Named {
+    expert: usize,
+    rank: usize,
+}
+
+/// How good guesses of one rank at a layer have been: the part of what they named, and was in no slot, that was chosen.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trust {
     guesses: f64,
@@ -34,32 +42,51 @@ pub(super) struct Trust {
 }
 
 impl Trust {
-    /// What a guess counts for after the next: the last ten decide.
-    const KEPT: f64 = 0.9;
+    /// What a guess counts for after the next: the last twenty decide.
+    const KEPT: f64 = 0.95;
     /// Guesses before which there is no judgement.
     const LEAST: f64 = 3.0;
     /// The part that must have been right. A right guess saves the reading of an expert at most, and a wrong one costs
     /// less than that, and a slot.
-    const RIGHT: f64 = 0.5;
+    const RIGHT: f64 = 0.6;
 
     fn holds(self) -> bool {
         self.guesses >= Self::LEAST && self.right >= Self::RIGHT * self.guesses
     }
 
-    /// Counts a guess, unless all that it named was there. One for a whole prompt counts no more than one for a token.
-    fn learn(&mut self, absent: &[usize], wanted: &[usize]) {
-        if absent.is_empty() {
-            return;
+    /// Counts a guess of which `right` of `named` experts were chosen. One for a whole prompt counts no more than one
+    /// for a token.
+    fn learn(&mut self, named: usize, right: usize) {
+        if named > 0 {
+            self.guesses = self.guesses * Self::KEPT + 1.0;
+            self.right = self.right * Self::KEPT + right as f64 / named as f64;
         }
-        let right = absent.iter().filter(|expert| wanted.binary_search(expert).is_ok()).count();
-        self.guesses = self.guesses * Self::KEPT + 1.0;
-        self.right = self.right * Self::KEPT + right as f64 / absent.len() as f64;
     }
 }
 
 impl Guess {
-    fn new(layer: usize, likely: &[usize]) -> Self {
-        Guess { layer, rest: likely.iter().copied().collect(), absent: Vec::new(), held: Vec::new() }
+    /// Of a router's choice, `[rows, per_row]` by descending weight.
+    fn new(layer: usize, ids: &[i32], per_row: usize) -> Self {
+        let mut rest: VecDeque<Named> = VecDeque::new();
+        for rank in 0..per_row {
+            for expert in ids.iter().skip(rank).step_by(per_row).map(|&id| id as usize) {
+                if rest.iter().all(|named| named.expert != expert) {
+                    rest.push_back(Named { expert, rank });
+                }
+            }
+        }
+        Guess { layer, rest, absent: Vec::new(), held: Vec::new() }
+    }
+}
+
+/// Learns from a choice (ascending) what was named rightly, rank by rank.
+fn learn(trust: &mut Vec<Trust>, absent: &[Named], wanted: &[usize]) {
+    let ranks = absent.iter().map(|named| named.rank + 1).max().unwrap_or(0);
+    trust.resize(trust.len().max(ranks), Trust::default());
+    for (rank, trust) in trust.iter_mut().enumerate() {
+        let named = || absent.iter().filter(|named| named.rank == rank);
+        let right = named().filter(|named| wanted.binary_search(&named.expert).is_ok()).count();
+        trust.learn(named().count(), right);
     }
 }
 
@@ -67,11 +94,10 @@ impl Shared {
     /// Turns to the guess at the layer after the one that has just chosen.
     pub fn next_guess(&self, state: &mut State) {
         let Some(mut guess) = state.next_guess.take() else { return };
-        let there = |expert: &&usize| state.places.find((guess.layer, **expert)).is_some();
-        guess.absent = guess.rest.iter().filter(|expert| !there(expert)).copied().collect();
-        if !state.trust[guess.layer].holds() {
-            guess.rest.clear();
-        }
+        let there = |named: &&Named| state.places.find((guess.layer, named.expert)).is_some();
+        guess.absent = guess.rest.iter().filter(|named| !there(named)).copied().collect();
+        let trust = &state.trust[guess.layer];
+        guess.rest.retain(|named| trust.get(named.rank).is_some_and(|trust| trust.holds()));
         state.guess = Some(guess);
         self.place_guess(state);
     }
@@ -80,7 +106,7 @@ impl Shared {
     pub fn place_guess(&self, state: &mut State) {
         let Some(mut guess) = state.guess.take() else { return };
         // What is there already stays.
-        guess.rest.retain(|&expert| {
+        guess.rest.retain(|&Named { expert, .. }| {
             let Some(at) = state.places.find((guess.layer, expert)) else { return true };
             let slot = &mut state.slots[at];
             if slot.failed.is_none() {
@@ -91,7 +117,7 @@ impl Shared {
             false
         });
         while state.owed == 0
-            && let Some(&expert) = guess.rest.front()
+            && let Some(&Named { expert, .. }) = guess.rest.front()
             && let Some(at) = Self::free_slot(state)
         {
             guess.rest.pop_front();
@@ -111,7 +137,7 @@ impl Shared {
         let mut right = Vec::new();
         let Some(guess) = state.guess.take() else { return right };
         if guess.layer == layer {
-            state.trust[layer].learn(&guess.absent, wanted);
+            learn(&mut state.trust[layer], &guess.absent, wanted);
         }
         for (at, fetched) in guess.held {
             let (of, expert) = state.places.key(at).expect("a slot that is pinned has a key");
@@ -157,8 +183,8 @@ impl ExpertSource for Guesses {
     }
 
     /// Kept until the layer before has announced its own, which come first.
-    fn announce(&self, wanted: &[usize]) {
-        self.pool.shared.lock().next_guess = Some(Guess::new(self.layer, wanted));
+    fn announce(&self, ids: &[i32], per_row: usize) {
+        self.pool.shared.lock().next_guess = Some(Guess::new(self.layer, ids, per_row));
     }
 
     fn with(&self, _: &[usize], _: &mut UseExpert<'_>) -> Result<(), DeviceError> {
@@ -171,16 +197,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guesses_are_acted_on_while_most_are_right() {
-        let mut trust = Trust::default();
-        assert!(!trust.holds());
-        (0..4).for_each(|_| trust.learn(&[1, 2, 3], &[1, 3, 4]));
-        assert!(trust.holds());
-        (0..8).for_each(|_| trust.learn(&[1, 2], &[3, 4]));
-        assert!(!trust.holds());
-        (0..20).for_each(|_| trust.learn(&[], &[3, 4]));
-        assert!(!trust.holds(), "nothing was learned");
-        (0..12).for_each(|_| trust.learn(&[3], &[3, 4]));
-        assert!(trust.holds());
+    fn each_rank_is_trusted_while_most_of_it_was_right() {
+        let mut trust = Vec::new();
+        let absent = Guess::new(0, &[3, 1, 7, 3, 1, 8], 3).rest;
+        let named = |expert, rank| Named { expert, rank };
+        assert_eq!(absent, [named(3, 0), named(1, 1), named(7, 2), named(8, 2)]);
+        let absent: Vec<Named> = absent.into();
+        let holds = |trust: &[Trust]| trust.iter().map(|t| t.holds()).collect::<Vec<_>>();
+        (0..3).for_each(|_| learn(&mut trust, &absent, &[3, 7]));
+        assert_eq!(holds(&trust), [false; 3], "too few");
+        (0..4).for_each(|_| learn(&mut trust, &absent, &[3, 7]));
+        assert_eq!(holds(&trust), [true, false, true]);
+        (0..20).for_each(|_| learn(&mut trust, &absent, &[1]));
+        assert_eq!(holds(&trust), [false, true, false]);
+        (0..40).for_each(|_| learn(&mut trust, &[], &[9]));
+        assert_eq!(holds(&trust), [false, true, false], "nothing was learned");
     }
 }

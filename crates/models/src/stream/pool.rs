@@ -49,8 +49,8 @@ pub(super) struct State {
     /// What the layer after that is going to choose, and what the one after the next announcement is.
     pub guess: Option<Guess>,
     pub next_guess: Option<Guess>,
-    /// By layer.
-    pub trust: Vec<Trust>,
+    /// In guesses, by layer and rank.
+    pub trust: Vec<Vec<Trust>>,
     stop: bool,
 }
 
@@ -88,7 +88,7 @@ impl Pool {
             owed: 0,
             guess: None,
             next_guess: None,
-            trust: vec![Trust::default(); experts.len()],
+            trust: vec![Vec::new(); experts.len()],
             stop: false,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
