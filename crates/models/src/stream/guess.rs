@@ -204,9 +204,9 @@ mod tests {
         assert_eq!(absent, [named(3, 0), named(1, 1), named(7, 2), named(8, 2)]);
         let absent: Vec<Named> = absent.into();
         let holds = |trust: &[Trust]| trust.iter().map(|t| t.holds()).collect::<Vec<_>>();
-        (0..3).for_each(|_| learn(&mut trust, &absent, &[3, 7]));
+        (0..3).for_each(|_| learn(&mut trust, &absent, &[3, 7, 8]));
         assert_eq!(holds(&trust), [false; 3], "too few");
-        (0..4).for_each(|_| learn(&mut trust, &absent, &[3, 7]));
+        (0..4).for_each(|_| learn(&mut trust, &absent, &[3, 7, 8]));
         assert_eq!(holds(&trust), [true, false, true]);
         (0..20).for_each(|_| learn(&mut trust, &absent, &[1]));
         assert_eq!(holds(&trust), [false, true, false]);
