@@ -314,6 +314,8 @@ pub(crate) fn run(kernels: Kernels, task: impl ByteTask) {
         Kernels::SoftwareAmx(u) => avx512::run(u.vectors(), task),
         #[cfg(target_arch = "aarch64")]
         Kernels::Neon(s) => neon::run(s, task),
+        #[cfg(target_arch = "aarch64")]
+        Kernels::NeonBf16(u) => neon::run(u.vectors(), task),
     }
 }
 

@@ -6,7 +6,7 @@ use std::arch::asm;
 use turbospark_tensor::DType;
 
 use super::super::Simd;
-use super::super::neon::Neon;
+use super::super::neon::{Neon, widen};
 use super::{ByteTask, Bytes, Spread};
 
 /// NEON, with the dot product instructions where `DOT`.
@@ -67,18 +67,6 @@ fn sdot<const DOT: bool>(sums: int32x4_t, q: int8x16_t, x: int8x16_t) -> int32x4
         let high = vpaddlq_s16(vmull_s8(vget_high_s8(q), vget_high_s8(x)));
         vaddq_s32(sums, vpaddq_s32(low, high))
     })
-}
-
-/// Widens four f16.
-#[inline(always)]
-fn widen(halves: uint16x4_t) -> float32x4_t {
-    let out: float32x4_t;
-    // SAFETY: an instruction of every NEON, on registers only.
-    unsafe {
-        asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) out, in(vreg) halves,
-            options(pure, nomem, nostack, preserves_flags));
-    }
-    out
 }
 
 #[inline(always)]
