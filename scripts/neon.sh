@@ -23,4 +23,4 @@ fi
 
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=$linker
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$qemu -cpu ${CPU:-max} -L /usr/aarch64-linux-gnu"
-cargo test --release --target "$target" -p turbospark-device-cpu -- "$@"
+cargo test --release --target "$target" -p turbospark-device-cpu --no-fail-fast -- "$@"

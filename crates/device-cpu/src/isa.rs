@@ -153,14 +153,11 @@ impl Kernels {
     }
 
     /// Runs a loop compiled for their matrix unit; in f32 with `exact`, else as the unit does it best.
-    pub(crate) fn multiply(self, exact: bool, task: impl UnitTask) {
-        struct OnVectors<T>(T);
-        impl<T: UnitTask> Task for OnVectors<T> {
-            #[inline(always)]
-            fn run<S: Simd>(self, s: S) {
-                self.0.run(Vectors(s));
-            }
-        }
+    pub(crate) fn multiply(
+        self,
+        #[allow(unused_variables, reason = "not every CPU has a unit")] exact: bool,
+        task: impl UnitTask,
+    ) {
         match self {
             #[cfg(target_arch = "x86_64")]
             Kernels::Avx512Bf16(u) if !exact => u.run(task),
@@ -172,6 +169,39 @@ impl Kernels {
             Kernels::NeonBf16(u) if !exact => u.run(task),
             _ => self.run(OnVectors(task)),
         }
+    }
+
+    /// Whether [`Kernels::pairs`] runs anything.
+    pub(crate) fn has_pairs(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Kernels::Avx512Bf16(_) => true,
+            #[cfg(target_arch = "aarch64")]
+            Kernels::NeonBf16(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Runs a loop compiled for their products of pairs of bf16 on the vectors, where these are what they are chosen
+    /// for: beside AMX they are slower than f32.
+    pub(crate) fn pairs(self, task: impl UnitTask) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Kernels::Avx512Bf16(u) => u.run(task),
+            #[cfg(target_arch = "aarch64")]
+            Kernels::NeonBf16(u) => u.run(task),
+            _ => drop(task),
+        }
+    }
+}
+
+/// A loop over units on the vectors themselves.
+pub(crate) struct OnVectors<T>(pub T);
+
+impl<T: UnitTask> Task for OnVectors<T> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        self.0.run(Vectors(s));
     }
 }
 

@@ -132,6 +132,11 @@ impl Unit for NeonBf16 {
     }
 
     #[inline(always)]
+    fn accumulate(self, x: float32x4_t, w: float32x4_t, c: float32x4_t) -> float32x4_t {
+        Product::accumulate(self, x, w, c)
+    }
+
+    #[inline(always)]
     unsafe fn pack_left(self, rows: usize, k: usize, words: usize, row: impl Fn(usize) -> *const f32, out: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe { pack_transposed::<_, F32>(self, Self::LEFT, rows, k, words, |i| row(i).cast(), out) }
