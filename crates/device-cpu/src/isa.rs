@@ -20,13 +20,16 @@ pub enum Isa {
     Avx512Bf16,
     /// The same on AMX tiles.
     Amx,
-    /// ARM's 128-bit vectors.
+    /// ARM's 128-bit vectors, with dot products of bytes where the CPU has them.
     Neon,
+    /// The same, whose matrix products are in bf16, where the precision allows it.
+    NeonBf16,
 }
 
 impl Isa {
     /// All that this build knows; of one architecture, the slowest first.
-    pub const ALL: [Isa; 6] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx, Isa::Neon];
+    pub const ALL: [Isa; 7] =
+        [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx, Isa::Neon, Isa::NeonBf16];
 
     /// Those that this CPU has.
     pub fn available() -> Vec<Isa> {
@@ -49,6 +52,7 @@ impl fmt::Display for Isa {
             Isa::Avx512Bf16 => "avx512bf16",
             Isa::Amx => "amx",
             Isa::Neon => "neon",
+            Isa::NeonBf16 => "neonbf16",
         })
     }
 }
@@ -80,6 +84,8 @@ pub(crate) enum Kernels {
     SoftwareAmx(crate::simd::amx::Amx<crate::simd::amx::software::Software>),
     #[cfg(target_arch = "aarch64")]
     Neon(crate::simd::neon::Neon),
+    #[cfg(target_arch = "aarch64")]
+    NeonBf16(crate::simd::neon_bf16::NeonBf16),
 }
 
 impl Kernels {
@@ -97,6 +103,8 @@ impl Kernels {
             Isa::Amx => crate::simd::amx::Amx::new().map(Kernels::Amx),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => crate::simd::neon::Neon::new().map(Kernels::Neon),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonBf16 => crate::simd::neon_bf16::NeonBf16::new().map(Kernels::NeonBf16),
             #[allow(unreachable_patterns)]
             _ => None,
         }
@@ -118,6 +126,8 @@ impl Kernels {
             Kernels::SoftwareAmx(_) => Isa::Amx,
             #[cfg(target_arch = "aarch64")]
             Kernels::Neon(_) => Isa::Neon,
+            #[cfg(target_arch = "aarch64")]
+            Kernels::NeonBf16(_) => Isa::NeonBf16,
         }
     }
 
@@ -137,18 +147,17 @@ impl Kernels {
             Kernels::SoftwareAmx(u) => u.vectors().run(task),
             #[cfg(target_arch = "aarch64")]
             Kernels::Neon(s) => s.run(task),
+            #[cfg(target_arch = "aarch64")]
+            Kernels::NeonBf16(u) => u.vectors().run(task),
         }
     }
 
     /// Runs a loop compiled for their matrix unit; in f32 with `exact`, else as the unit does it best.
-    pub(crate) fn multiply(self, exact: bool, task: impl UnitTask) {
-        struct OnVectors<T>(T);
-        impl<T: UnitTask> Task for OnVectors<T> {
-            #[inline(always)]
-            fn run<S: Simd>(self, s: S) {
-                self.0.run(Vectors(s));
-            }
-        }
+    pub(crate) fn multiply(
+        self,
+        #[allow(unused_variables, reason = "not every CPU has a unit")] exact: bool,
+        task: impl UnitTask,
+    ) {
         match self {
             #[cfg(target_arch = "x86_64")]
             Kernels::Avx512Bf16(u) if !exact => u.run(task),
@@ -156,8 +165,43 @@ impl Kernels {
             Kernels::Amx(u) if !exact => u.run(task),
             #[cfg(all(test, target_arch = "x86_64"))]
             Kernels::SoftwareAmx(u) if !exact => u.run(task),
+            #[cfg(target_arch = "aarch64")]
+            Kernels::NeonBf16(u) if !exact => u.run(task),
             _ => self.run(OnVectors(task)),
         }
+    }
+
+    /// Whether [`Kernels::pairs`] runs anything.
+    pub(crate) fn has_pairs(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Kernels::Avx512Bf16(_) => true,
+            #[cfg(target_arch = "aarch64")]
+            Kernels::NeonBf16(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Runs a loop compiled for their products of pairs of bf16 on the vectors, where these are what they are chosen
+    /// for: beside AMX they are slower than f32.
+    pub(crate) fn pairs(self, task: impl UnitTask) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Kernels::Avx512Bf16(u) => u.run(task),
+            #[cfg(target_arch = "aarch64")]
+            Kernels::NeonBf16(u) => u.run(task),
+            _ => drop(task),
+        }
+    }
+}
+
+/// A loop over units on the vectors themselves.
+pub(crate) struct OnVectors<T>(pub T);
+
+impl<T: UnitTask> Task for OnVectors<T> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        self.0.run(Vectors(s));
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! One source of loops, compiled once an instruction set and chosen at run time. Activations are f32, weights
 //! are widened exactly as they are loaded, sums are f32. Only with `Precision::Auto` are inputs of products rounded:
-//! for the matrix kernels and attention to bf16 where the CPU is faster for it, and for rows being decoded, on
-//! quantised weights, to signed bytes with a scale of 16 elements.
+//! for the matrix kernels and attention to bf16 where the CPU is faster for it, and for rows being decoded to bf16 too,
+//! on weights in bf16 where the vectors multiply it, and on quantised weights to signed bytes with a scale of 16 elements.
 //!
 //! What goes wrong unseen: a result that depends on company. No bit of a row's result depends on the number of
 //! threads or on the rows beside it. So an element's sum runs in an order that its length alone decides; rows

@@ -44,7 +44,7 @@ fn unit(isa: Isa) -> &'static str {
         Isa::Portable => "portable",
         Isa::Avx2 => "avx2",
         Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => "avx512",
-        Isa::Neon => "neon",
+        Isa::Neon | Isa::NeonBf16 => "neon",
     }
 }
 

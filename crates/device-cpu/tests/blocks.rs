@@ -95,6 +95,8 @@ proptest! {
         let ones: Vec<f32> = vec![0.5 / 127.0; x.len()];
         let bound = case.product(&ones).1;
         for d in rounding_devices().iter().map(|kind| &kind[0]) {
+            // It has no products of integers.
+            let want = if d.name().contains("portable") { &exact } else { &want };
             for (i, got) in case.run(d).into_iter().enumerate() {
                 let got = f64::from(got);
                 prop_assert!((got - want[i]).abs() <= size[i] * 1e-6, "{}: {got}, expected {}", d.name(), want[i]);

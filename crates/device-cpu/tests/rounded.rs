@@ -28,7 +28,7 @@ proptest! {
     #[test]
     fn matmul_agrees(
         rows in 1usize..70, k in 1usize..1300, n in 1usize..100, dtype in 0usize..3, in_out in any::<bool>(),
-        activation in any::<bool>(), seed in 0u64..1 << 32,
+        activation in any::<bool>(), decoded in any::<bool>(), seed in 0u64..1 << 32,
     ) {
         check_on(rounding_devices(), sum_of(k), |d| {
             let x = put_f32(d, &random_bf16(seed, rows * (k + 3)));
@@ -48,14 +48,16 @@ proptest! {
                 activation: activation.then_some(Activation::Silu),
                 residual: Some(r.view(0, DType::F32, [rows, n])),
                 out: out.view(0, DType::F32, [rows, n]),
-                prompt_rows: rows,
+                prompt_rows: if decoded { 0 } else { rows },
             }));
             vec![get(d, &out)]
         });
     }
 
     #[test]
-    fn gated_matmul_agrees(rows in 1usize..40, k in 1usize..700, n in 1usize..70, seed in 0u64..1 << 32) {
+    fn gated_matmul_agrees(
+        rows in 1usize..40, k in 1usize..700, n in 1usize..70, decoded in any::<bool>(), seed in 0u64..1 << 32,
+    ) {
         // Two sums are multiplied.
         check_on(rounding_devices(), sum_of(k) * (k as f32).sqrt(), |d| {
             let x = put_f32(d, &random_bf16(seed, rows * k));
@@ -67,7 +69,7 @@ proptest! {
                 up: w.view(2 * n * k, DType::BF16, [n, k]).into(),
                 layout: WeightLayout::OutIn,
                 out: out.view(0, DType::F32, [rows, n]),
-                prompt_rows: rows,
+                prompt_rows: if decoded { 0 } else { rows },
             }));
             vec![get(d, &out)]
         });

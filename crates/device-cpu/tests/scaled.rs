@@ -220,10 +220,11 @@ proptest! {
     fn decoded_rows_are_those_of_rounded_activations(case in cases(), rows in 1usize..6) {
         let (n, k) = (case.n, case.k);
         let x = random(case.seed + 5, rows * k);
-        // Codes that are no numbers are not multiplied in integers.
-        let used = if case.form.code() == Code::E4M3 { x.clone() } else { rounded(&x, k) };
         let w = case.wide();
         for d in rounding_devices().iter().map(|kind| &kind[0]) {
+            // Codes that are no numbers are not multiplied in integers, and plain Rust multiplies none.
+            let as_they_are = case.form.code() == Code::E4M3 || d.name().contains("portable");
+            let used = if as_they_are { x.clone() } else { rounded(&x, k) };
             for (i, got) in case.decoded(d, &x, 0..n).into_iter().enumerate() {
                 let (x, w) = (&used[i / n * k..][..k], &w[i % n * k..][..k]);
                 let want: f64 = x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();

@@ -34,7 +34,7 @@ pub(super) unsafe fn linear(engine: &mut Engine, kind: Kind, x: Rows<'_>, rows: 
             row::row(engine, x, rows, linear);
         } else if weights.clone().all(row_e4m3::takes) {
             row_e4m3::row(engine, x, rows, linear);
-        } else if !engine.exact && weights.all(row_blocks::takes) {
+        } else if !engine.exact && weights.all(|w| row_blocks::takes(engine.kernels, w)) {
             row_blocks::row(engine, x, rows, linear);
         } else {
             row_exact::row(engine, x, rows, linear);

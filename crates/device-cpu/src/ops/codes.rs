@@ -88,11 +88,10 @@ fn quantise(x: &[f32; SUPER], out: &mut Codes) {
     }
     for lane in 0..16 {
         let from: &[i8; 16] = codes[16 * group(lane)..][..16].try_into().expect("sixteen");
-        let mut sum = 0;
-        for (i, &code) in from.iter().enumerate() {
-            out.codes[i / 4][lane][i % 4] = code;
-            sum += i32::from(code);
+        for (four, out) in from.as_chunks::<4>().0.iter().zip(&mut out.codes) {
+            out[lane] = *four;
         }
+        let sum: i32 = from.iter().map(|&code| i32::from(code)).sum();
         out.scale[lane] = scales[group(lane)];
         out.minus_sum[lane] = -sum;
         out.sum[lane] = scales[group(lane)] * sum as f32;

@@ -123,33 +123,48 @@ pub(crate) struct Part<'a> {
     pub units: Range<usize>,
 }
 
-/// A kernel that computes sums from the rows as they are.
-pub(crate) trait Dots {
+/// A kernel that computes sums.
+pub(crate) trait Dots<S: Simd> {
     /// Rows that it takes at a time; those past the last repeat it and go nowhere.
     const AT_ONCE: usize;
+
+    /// Elements of scratch that it wants for so many rows, a multiple of `AT_ONCE`.
+    fn scratch(_rows: usize) -> usize {
+        0
+    }
 
     /// `out[row][j] = x[row] . w[outputs.start + j]`.
     ///
     /// # Safety
-    /// The weight covers the outputs; `out` is writable for `[rows, WIDTH]`, with rows a multiple of `AT_ONCE`.
-    unsafe fn products<S: Simd>(part: &Part<'_>, s: S, w: &Weight, outputs: &Range<usize>, out: *mut f32);
+    /// The weight covers the outputs; `scratch` is writable, and so is `out` for `[rows, WIDTH]`, with rows a multiple of
+    /// `AT_ONCE`.
+    unsafe fn products(
+        &self,
+        part: &Part<'_>,
+        s: S,
+        w: &Weight,
+        outputs: &Range<usize>,
+        scratch: *mut f32,
+        out: *mut f32,
+    );
 
     /// Computes and finishes the outputs.
     ///
     /// # Safety
     /// The layer is valid and its outputs are this part's alone.
     #[inline(always)]
-    unsafe fn run<S: Simd>(part: &Part<'_>, s: S) {
+    unsafe fn run(&self, part: &Part<'_>, s: S) {
         let Linear { n, weight, gate, .. } = *part.linear;
         let rows = part.rows.next_multiple_of(Self::AT_ONCE);
-        let mut local = local(Finishing::size(rows, WIDTH));
+        let mut local = local(Finishing::size(rows, WIDTH) + Self::scratch(rows));
         let mut finishing = Finishing::cut(local.all(), rows, WIDTH);
+        let scratch = finishing.rest.as_mut_ptr();
         for outputs in pieces(part.units.clone(), n) {
             // SAFETY: the caller's promise; the scratch is this thread's and large enough.
             unsafe {
-                Self::products(part, s, &weight, &outputs, finishing.sums);
+                self.products(part, s, &weight, &outputs, scratch, finishing.sums);
                 if let Some(gate) = gate {
-                    Self::products(part, s, &gate, &outputs, finishing.gates);
+                    self.products(part, s, &gate, &outputs, scratch, finishing.gates);
                 }
                 finishing.finish(s, part.linear, part.rows, outputs);
             }

@@ -7,6 +7,7 @@ mod conv;
 mod data;
 mod delta;
 mod delta_chunk;
+mod dot;
 mod experts;
 mod finish;
 mod gates;
@@ -21,6 +22,7 @@ mod row_blocks;
 mod row_columns;
 mod row_e4m3;
 mod row_exact;
+mod row_products;
 mod softmax;
 
 use std::sync::Arc;

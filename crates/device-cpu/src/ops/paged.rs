@@ -6,7 +6,7 @@
 use turbospark_device::op::PagedAttention;
 
 use super::attention::{Head, Keys, Queries, attend};
-use super::row::{Steps, Sums, dot};
+use super::dot::{Steps, Sums, dot};
 use super::softmax::{scale, weigh};
 use super::{Done, Engine, Shared};
 use crate::memory::{Tensor, refused};

@@ -1,18 +1,27 @@
 //! The row kernel: a linear layer on rows that are being decoded.
 //!
-//! Each weight is read from memory once for all rows, and memory is what bounds it. A dot product always runs in one
-//! vector of partial sums, however many rows and outputs are computed beside it. Weights in `[in, out]` have a kernel
-//! of their own (`row_columns.rs`), and so have quantised ones (`row_blocks.rs`).
+//! Each weight is read from memory once for all rows, and memory is what bounds it; several rows take turns at a piece
+//! of the sums that stays in the first cache, where the activations are packed piece by piece: rows that lie a power of
+//! two apart would push each other out. A dot product always runs in one vector of partial sums, however many rows and
+//! outputs are computed beside it.
+//!
+//! Weights in bf16 are multiplied as they are where the CPU has fast products of bf16 and the precision allows to round
+//! the activations: in f32, eight rows take longer than memory does. Weights in `[in, out]` have a kernel of their own
+//! (`row_columns.rs`), and so have quantised ones (`row_blocks.rs`).
 
 use std::ops::Range;
 
 use turbospark_device::op::WeightLayout;
+use turbospark_tensor::DType;
 
+use super::dot::{Steps, accumulate};
 use super::finish::{Dots, Linear, Part};
 use super::outputs::{AHEAD, SIDE, Streams, UNIT, WIDTH};
-use super::{Engine, Rows, row_columns};
-use crate::simd::stored::{Stored, Weight, with_stored};
-use crate::simd::{self, Simd};
+use super::{Engine, Rows, Shared, row_columns};
+use crate::isa::OnVectors;
+use crate::simd::Simd;
+use crate::simd::stored::{Bf16, F32, Stored, Weight, with_stored};
+use crate::simd::unit::{Unit, UnitTask};
 
 /// `Linear` on `rows` rows of `x`.
 ///
@@ -26,182 +35,215 @@ pub(crate) unsafe fn row(engine: &mut Engine, x: Rows<'_>, rows: usize, linear: 
         // SAFETY: the caller's promise.
         return unsafe { row_columns::row(engine, x, rows, linear) };
     }
+    let mut weights = [Some(linear.weight), linear.gate].into_iter().flatten();
+    let pairs = !engine.exact && engine.kernels.has_pairs() && weights.all(|w| w.dtype == DType::BF16);
+    let words = if pairs { linear.k.div_ceil(2) } else { linear.k };
+    let to = Shared::new(engine.packed.get((rows * words).max(1)));
+    let piece = if rows == 1 { words.max(1) } else { PIECE };
+    let packed = Packed { rows, k: linear.k, words, piece, to };
+    let kernels = engine.kernels;
+    engine.split(rows, linear.k, |range| {
+        let task = Pack { x, range, packed };
+        if pairs { kernels.pairs(task) } else { kernels.run(OnVectors(task)) }
+    });
     engine.split(linear.n.div_ceil(UNIT), UNIT * linear.k * (1 + rows / 4), |units| {
-        engine.kernels.run(Task(Part { linear, x, rows, units }));
+        let task = Task { part: Part { linear, x, rows, units }, packed };
+        if pairs { kernels.pairs(task) } else { kernels.run(OnVectors(task)) }
     });
 }
 
-/// The kernel.
-struct Plain;
+/// Words of a sum that all rows take before the next: both sides stay in the first cache.
+const PIECE: usize = 512;
 
-/// Some outputs by it.
-struct Task<'a>(Part<'a>);
+/// Activations as words, `[pieces, rows, piece]`; the last piece may be shorter.
+#[derive(Clone, Copy)]
+struct Packed {
+    rows: usize,
+    /// Elements of a sum.
+    k: usize,
+    words: usize,
+    piece: usize,
+    to: Shared<f32>,
+}
 
-impl simd::Task for Task<'_> {
+impl Packed {
+    /// Where the words of a row from `first` on, the first of a piece, lie.
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        // SAFETY: the weights are valid (`row`).
-        unsafe { Plain::run(&self.0, s) };
+    fn at(&self, first: usize, row: usize) -> *mut f32 {
+        self.to.at(first * self.rows + row * self.piece.min(self.words - first))
     }
 }
 
-impl Dots for Plain {
-    const AT_ONCE: usize = 4;
+/// Packs some rows.
+struct Pack<'a> {
+    x: Rows<'a>,
+    range: Range<usize>,
+    packed: Packed,
+}
+
+impl UnitTask for Pack<'_> {
+    #[inline(always)]
+    fn run<U: Unit>(self, u: U) {
+        let (s, lanes, packed) = (u.simd(), U::S::LANES, self.packed);
+        for row in self.range {
+            let x = self.x.row(row).cast_const();
+            for first in (0..packed.words).step_by(packed.piece) {
+                let count = packed.piece.min(packed.words - first);
+                for i in (0..count).step_by(lanes) {
+                    let from = (first + i) * U::PER_WORD;
+                    // SAFETY: the rows are valid (`row`), and these words are this part's alone.
+                    unsafe {
+                        let words = u.words::<F32>(x.add(from).cast(), packed.k - from);
+                        s.store_some(packed.at(first, row).add(i), words, lanes.min(count - i));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Some outputs.
+struct Task<'a> {
+    part: Part<'a>,
+    packed: Packed,
+}
+
+impl UnitTask for Task<'_> {
+    #[inline(always)]
+    fn run<U: Unit>(self, u: U) {
+        // SAFETY: the weights are valid (`row`).
+        unsafe { Plain { u, packed: self.packed }.run(&self.part, u.simd()) };
+    }
+}
+
+/// The kernel.
+struct Plain<U> {
+    u: U,
+    packed: Packed,
+}
+
+impl<U: Unit> Dots<U::S> for Plain<U> {
+    const AT_ONCE: usize = 8;
+
+    fn scratch(rows: usize) -> usize {
+        rows * SIDE * 16
+    }
 
     #[inline(always)]
-    unsafe fn products<S: Simd>(part: &Part<'_>, s: S, w: &Weight, outputs: &Range<usize>, out: *mut f32) {
+    unsafe fn products(
+        &self,
+        _: &Part<'_>,
+        _: U::S,
+        w: &Weight,
+        outputs: &Range<usize>,
+        scratch: *mut f32,
+        out: *mut f32,
+    ) {
         let streams = Streams::new(outputs.len());
-        with_stored!(w.dtype, T => {
-            for i in 0..streams.steps() {
-                let (row, out) = (outputs.start + i, out.wrapping_add(i));
-                // SAFETY: the caller's promise.
-                unsafe {
-                    match (streams.at(i), part.rows) {
-                        (SIDE, 1) => dots::<S, T, 1, SIDE>(part, s, w, row, streams, out),
-                        (SIDE, 2) => dots::<S, T, 2, SIDE>(part, s, w, row, streams, out),
-                        // More sums than eight don't fit the registers of AVX2.
-                        (SIDE, _) if S::TILE_ROWS >= 8 => dots::<S, T, 4, SIDE>(part, s, w, row, streams, out),
-                        (some, rows) => {
-                            for stream in 0..some {
-                                let (row, out) = (row + stream * streams.apart(), out.add(stream * streams.apart()));
-                                match rows {
-                                    1 => dots::<S, T, 1, 1>(part, s, w, row, streams, out),
-                                    _ => dots::<S, T, 4, 1>(part, s, w, row, streams, out),
+        for i in 0..streams.steps() {
+            let apart = streams.apart();
+            let (u, packed, out) = (self.u, &self.packed, out.wrapping_add(i));
+            let side = Side { u, packed, w, row: outputs.start + i, apart, scratch, out };
+            // SAFETY: the caller's promise; only weights in bf16 are multiplied in pairs (`row`).
+            unsafe {
+                if U::PER_WORD == 2 {
+                    side.rows::<Bf16>(streams.at(i));
+                } else {
+                    with_stored!(w.dtype, T => side.rows::<T>(streams.at(i)));
+                }
+            }
+        }
+    }
+}
+
+/// Weight rows side by side: `row` and those of further streams.
+struct Side<'a, U> {
+    u: U,
+    packed: &'a Packed,
+    w: &'a Weight,
+    row: usize,
+    /// Outputs from one stream to the next.
+    apart: usize,
+    /// `[SIDE, rows, 16]`, whole groups of rows.
+    scratch: *mut f32,
+    out: *mut f32,
+}
+
+impl<U: Unit> Side<'_, U> {
+    /// The products of all rows with the first `some` weights.
+    ///
+    /// # Safety
+    /// As [`Dots::products`].
+    #[inline(always)]
+    unsafe fn rows<T: Stored>(&self, some: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            // As many sums as fit the registers: eight on AVX2, else sixteen.
+            match self.packed.rows {
+                _ if some < SIDE => self.pieces::<T, 1, 1>(some),
+                1 => self.pieces::<T, 1, SIDE>(SIDE),
+                2 => self.pieces::<T, 2, SIDE>(SIDE),
+                _ if U::S::TILE_ROWS < 8 => self.pieces::<T, 4, 2>(SIDE),
+                3..=4 => self.pieces::<T, 4, SIDE>(SIDE),
+                _ => self.pieces::<T, 8, 2>(SIDE),
+            }
+        }
+    }
+
+    /// The same, `R` rows and `O` weights at a time, piece by piece of the sums, which wait in memory meanwhile.
+    ///
+    /// # Safety
+    /// As [`Dots::products`]; `O` divides `some`.
+    #[inline(always)]
+    unsafe fn pieces<T: Stored, const R: usize, const O: usize>(&self, some: usize) {
+        let Packed { rows, words, piece, .. } = *self.packed;
+        let (u, s) = (self.u, self.u.simd());
+        let waiting = |o: usize, r: usize| self.scratch.wrapping_add((r * SIDE + o) * U::S::LANES);
+        let mut begin = 0;
+        loop {
+            let end = words.min(begin + piece);
+            for o in (0..some).step_by(O) {
+                let mut w = [self.w.ptr; O];
+                for (i, w) in w.iter_mut().enumerate() {
+                    let row = (self.row + (o + i) * self.apart) * self.w.stride;
+                    *w = w.wrapping_add((row + begin * U::PER_WORD) * T::SIZE);
+                }
+                for first in (0..rows).step_by(R) {
+                    // Rows past the last repeat it.
+                    let mut x = [std::ptr::null(); R];
+                    for (r, x) in x.iter_mut().enumerate() {
+                        *x = self.packed.at(begin, (first + r).min(rows - 1)).cast_const();
+                    }
+                    let mut acc = [[s.splat(0.0); O]; R];
+                    // SAFETY: the caller's promise; the scratch has a place for each row, of whole groups.
+                    unsafe {
+                        if begin > 0 {
+                            for (r, acc) in acc.iter_mut().enumerate() {
+                                for (i, acc) in acc.iter_mut().enumerate() {
+                                    *acc = s.load(waiting(o + i, first + r));
+                                }
+                            }
+                        }
+                        // What comes next is asked for once, as these weights are first read.
+                        let k = self.packed.k.min(end * U::PER_WORD) - begin * U::PER_WORD;
+                        let steps = Steps { k, ahead: if first == 0 { AHEAD } else { 0 } };
+                        accumulate::<U, T, R, O>(u, steps, x, w, &mut acc);
+                        for (r, acc) in acc.iter().enumerate() {
+                            for (i, &acc) in acc.iter().enumerate() {
+                                if end < words {
+                                    s.store(waiting(o + i, first + r), acc);
+                                } else {
+                                    *self.out.add((first + r) * WIDTH + (o + i) * self.apart) = s.sum(acc);
                                 }
                             }
                         }
                     }
                 }
             }
-        })
-    }
-}
-
-/// Weight rows `row` and those of further streams times all rows, `R` at a time.
-///
-/// # Safety
-/// As [`Dots::products`].
-#[inline(always)]
-unsafe fn dots<S: Simd, T: Stored, const R: usize, const O: usize>(
-    part: &Part<'_>,
-    s: S,
-    w: &Weight,
-    row: usize,
-    streams: Streams,
-    out: *mut f32,
-) {
-    let mut weights = [w.ptr; O];
-    for (o, at) in weights.iter_mut().enumerate() {
-        *at = w.ptr.wrapping_add((row + o * streams.apart()) * w.stride * T::SIZE);
-    }
-    for first in (0..part.rows).step_by(R) {
-        let mut x = [std::ptr::null(); R];
-        for (r, x) in x.iter_mut().enumerate() {
-            *x = part.x.row((first + r).min(part.rows - 1)).cast_const();
-        }
-        // What comes next is asked for once, as these weights are first read.
-        let steps = Steps { k: part.linear.k, ahead: if first == 0 { AHEAD } else { 0 } };
-        let sums = Sums { out: out.wrapping_add(first * WIDTH), row: WIDTH, weight: streams.apart() };
-        // SAFETY: the caller's promise.
-        unsafe { dot::<S, T, R, O>(s, steps, x, weights, sums) };
-    }
-}
-
-/// The steps of a sum.
-#[derive(Clone, Copy)]
-pub(super) struct Steps {
-    /// How many.
-    pub k: usize,
-    /// Bytes ahead of the weights that are fetched meanwhile; 0 for none.
-    pub ahead: usize,
-}
-
-impl Steps {
-    /// `k` of them on what is near.
-    pub(super) fn all(k: usize) -> Self {
-        Steps { k, ahead: 0 }
-    }
-}
-
-/// Where the sums go: of row `r` and weight `o`, `r * row + o * weight` places on.
-#[derive(Clone, Copy)]
-pub(super) struct Sums {
-    pub out: *mut f32,
-    pub row: usize,
-    pub weight: usize,
-}
-
-/// `R` rows times `O` rows of weights.
-///
-/// # Safety
-/// All rows are readable for `k` elements; the places of `sums` are writable.
-#[inline(always)]
-pub(super) unsafe fn dot<S: Simd, T: Stored, const R: usize, const O: usize>(
-    s: S,
-    steps: Steps,
-    x: [*const f32; R],
-    w: [*const u8; O],
-    sums: Sums,
-) {
-    let lanes = S::LANES;
-    // An array, and its step a function: indexed by a loop's variable it would live in memory.
-    let mut acc = [[s.splat(0.0); O]; R];
-    let mut p = 0;
-    // SAFETY: the caller's promise; every load ends at or before `k`.
-    unsafe {
-        while p + 2 * lanes <= steps.k {
-            if steps.ahead > 0 {
-                for w in w {
-                    for line in (0..2 * lanes * T::SIZE).step_by(64) {
-                        s.prefetch(w.wrapping_add(p * T::SIZE + line + steps.ahead));
-                    }
-                }
+            begin = end;
+            if begin == words {
+                return;
             }
-            step::<S, T, R, O>(s, p, &x, &w, &mut acc);
-            step::<S, T, R, O>(s, p + lanes, &x, &w, &mut acc);
-            p += 2 * lanes;
-        }
-        while p < steps.k {
-            let some = lanes.min(steps.k - p);
-            for o in 0..O {
-                let from = w[o].add(p * T::SIZE);
-                let wide = if some == lanes { T::load(s, from) } else { T::load_some(s, from, some) };
-                for r in 0..R {
-                    acc[r][o] = s.fma(s.load_some(x[r].add(p), some), wide, acc[r][o]);
-                }
-            }
-            p += some;
-        }
-        for (r, row) in acc.iter().enumerate() {
-            for (o, &v) in row.iter().enumerate() {
-                *sums.out.add(r * sums.row + o * sums.weight) = s.sum(v);
-            }
-        }
-    }
-}
-
-/// One vector of each row times one of each row of weights.
-///
-/// # Safety
-/// Both are readable at `at`.
-#[inline(always)]
-unsafe fn step<S: Simd, T: Stored, const R: usize, const O: usize>(
-    s: S,
-    at: usize,
-    x: &[*const f32; R],
-    w: &[*const u8; O],
-    acc: &mut [[S::V; O]; R],
-) {
-    let mut wide = [s.splat(0.0); O];
-    for o in 0..O {
-        // SAFETY: the caller's promise.
-        wide[o] = unsafe { T::load(s, w[o].add(at * T::SIZE)) };
-    }
-    for r in 0..R {
-        // SAFETY: the caller's promise.
-        let v = unsafe { s.load(x[r].add(at)) };
-        for o in 0..O {
-            acc[r][o] = s.fma(v, wide[o], acc[r][o]);
         }
     }
 }

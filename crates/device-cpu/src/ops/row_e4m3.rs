@@ -38,15 +38,15 @@ impl simd::Task for Task<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // SAFETY: the weights are valid (`row`).
-        unsafe { E4m3::run(&self.0, s) };
+        unsafe { E4m3.run(&self.0, s) };
     }
 }
 
-impl Dots for E4m3 {
+impl<S: Simd> Dots<S> for E4m3 {
     const AT_ONCE: usize = 2;
 
     #[inline(always)]
-    unsafe fn products<S: Simd>(part: &Part<'_>, s: S, w: &Weight, outputs: &Range<usize>, out: *mut f32) {
+    unsafe fn products(&self, part: &Part<'_>, s: S, w: &Weight, outputs: &Range<usize>, _: *mut f32, out: *mut f32) {
         let Some(scales) = &w.scales else { unreachable!("taken for its scales") };
         let streams = Streams::new(outputs.len());
         for i in 0..streams.steps() {

@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
+use super::dot::{Steps, Sums, dot};
 use super::finish::{Finishing, Linear};
 use super::outputs::{UNIT, WIDTH, pieces};
-use super::row::{Steps, Sums, dot};
 use super::{Engine, Rows};
 use crate::scratch::{cut, local, rounded};
 use crate::simd::stored::{F32, Weight};

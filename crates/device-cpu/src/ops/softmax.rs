@@ -1,7 +1,9 @@
 //! The softmax of attention, a block of keys at a time.
 
-use crate::simd::Simd;
+use std::mem::MaybeUninit;
+
 use crate::simd::unit::Unit;
+use crate::simd::{KEYS, Simd};
 
 /// Lane numbers, to mask the end of a block.
 const IOTA: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
@@ -25,7 +27,7 @@ pub(super) unsafe fn scale<S: Simd>(s: S, from: *const f32, factor: f32, n: usiz
 /// The scores are multiplied by `EXP_SCALE` already.
 ///
 /// # Safety
-/// `scores` has `N` elements, 64 or 128, and `weights` as many words as they take; in f32 they may be the same.
+/// `scores` has `N` elements, 64 to [`KEYS`], and `weights` as many words as they take; in f32 they may be the same.
 #[inline(always)]
 pub(super) unsafe fn weigh<U: Unit, const N: usize>(
     u: U,
@@ -42,8 +44,9 @@ pub(super) unsafe fn weigh<U: Unit, const N: usize>(
             std::ptr::write_bytes(weights, 0, N / U::PER_WORD);
             return (1.0, sum);
         }
-        let mut v = [s.splat(f32::NEG_INFINITY); 32];
-        let mut largest = v[0];
+        // As many as the shortest vectors take; written before they are read.
+        let mut v = [MaybeUninit::<<U::S as Simd>::V>::uninit(); KEYS / 4];
+        let mut largest = s.splat(f32::NEG_INFINITY);
         let iota = s.load(IOTA.as_ptr());
         #[expect(clippy::needless_range_loop, reason = "j is also the place in memory")]
         for j in 0..N / lanes {
@@ -53,7 +56,7 @@ pub(super) unsafe fn weigh<U: Unit, const N: usize>(
                 let place = s.add(iota, s.splat((j * lanes) as f32));
                 x = s.less(place, s.splat(some as f32), x, s.splat(f32::NEG_INFINITY));
             }
-            v[j] = x;
+            v[j].write(x);
             largest = s.max(largest, x);
         }
         let before = *top;
@@ -62,11 +65,13 @@ pub(super) unsafe fn weigh<U: Unit, const N: usize>(
         }
         let now = *top;
         for x in &mut v[..N / lanes] {
-            *x = u.exp(s.sub(*x, s.splat(now)));
-            sum = s.add(sum, *x);
+            let weight = u.exp(s.sub(x.assume_init(), s.splat(now)));
+            x.write(weight);
+            sum = s.add(sum, weight);
         }
         for j in 0..N / U::PER_WORD / lanes {
-            let word = if U::PER_WORD == 1 { v[j] } else { u.join(v[2 * j], v[2 * j + 1]) };
+            let at = |i: usize| v[i].assume_init();
+            let word = if U::PER_WORD == 1 { at(j) } else { u.join(at(2 * j), at(2 * j + 1)) };
             s.store(weights.add(j * lanes), word);
         }
         let mut factor = [1f32; 16];

@@ -358,6 +358,11 @@ impl<T: Tiles> Unit for Amx<T> {
         self.vectors.exp2(x)
     }
 
+    #[inline(always)]
+    fn accumulate(self, x: __m512, w: __m512, c: __m512) -> __m512 {
+        Unit::accumulate(self.vectors, x, w, c)
+    }
+
     /// `[words / 16, ROWS, 16]`: a left tile is 1024 bytes in a row. Rows past `rows` are left as they are.
     #[inline(always)]
     unsafe fn pack_left(self, rows: usize, k: usize, words: usize, row: impl Fn(usize) -> *const f32, out: *mut f32) {

@@ -2,12 +2,13 @@
 
 use std::arch::x86_64::*;
 
+use super::avx2::Avx2;
 use super::tile::tiles;
 use super::{Simd, Task, TileArgs};
 
 /// Proof that the CPU has AVX-512 F, BW, DQ and VL.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512(Avx2);
 
 impl Avx512 {
     /// The proof, where there is one.
@@ -15,10 +16,13 @@ impl Avx512 {
         let found = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
-        found.then_some(Avx512(()))
+            && is_x86_feature_detected!("avx512vl");
+        found.then(Avx2::new)?.map(Avx512)
+    }
+
+    /// The shorter vectors, which go with them.
+    pub(crate) fn avx2(self) -> Avx2 {
+        self.0
     }
 
     /// Runs a loop compiled for these instructions.

@@ -170,6 +170,11 @@ impl Unit for Avx512Bf16 {
     }
 
     #[inline(always)]
+    fn accumulate(self, x: __m512, w: __m512, c: __m512) -> __m512 {
+        Product::accumulate(self, x, w, c)
+    }
+
+    #[inline(always)]
     unsafe fn pack_left(self, rows: usize, k: usize, words: usize, row: impl Fn(usize) -> *const f32, out: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe { pack_transposed::<_, F32>(self, Self::LEFT, rows, k, words, |i| row(i).cast(), out) }

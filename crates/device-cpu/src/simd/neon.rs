@@ -1,8 +1,7 @@
 //! NEON: four lanes.
 
 use std::arch::aarch64::*;
-
-use half::f16;
+use std::arch::asm;
 
 use super::tile::tiles;
 use super::{Simd, Task, TileArgs};
@@ -37,6 +36,18 @@ macro_rules! op {
             $e
         }
     }};
+}
+
+/// Widens four f16.
+#[inline(always)]
+pub(super) fn widen(halves: uint16x4_t) -> float32x4_t {
+    let out: float32x4_t;
+    // SAFETY: an instruction of every NEON, on registers only.
+    unsafe {
+        asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) out, in(vreg) halves,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    out
 }
 
 impl Simd for Neon {
@@ -133,10 +144,8 @@ impl Simd for Neon {
 
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> Self::V {
-        // SAFETY: the caller's promise; the read is unaligned.
-        let wide = unsafe { p.cast::<[u16; 4]>().read_unaligned() }.map(|b| f16::from_bits(b).to_f32());
-        // SAFETY: the token, and an array of four.
-        unsafe { vld1q_f32(wide.as_ptr()) }
+        // SAFETY: the token, and the caller's promise; the load is unaligned.
+        widen(unsafe { vreinterpret_u16_u8(vld1_u8(p.cast())) })
     }
 
     #[inline(always)]
@@ -169,7 +178,10 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn prefetch(self, _: *const u8) {}
+    fn prefetch(self, p: *const u8) {
+        // SAFETY: a hint, which no address makes fault.
+        unsafe { asm!("prfm pldl1keep, [{0}]", in(reg) p, options(nostack, preserves_flags, readonly)) }
+    }
 
     #[inline(always)]
     unsafe fn tile_packed(self, a: TileArgs) {

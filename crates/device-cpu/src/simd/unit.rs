@@ -56,6 +56,14 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     /// `e^(x / EXP_SCALE)` to the precision of the unit's elements.
     fn exp(self, x: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
 
+    /// `c` and the products of words.
+    fn accumulate(
+        self,
+        x: <Self::S as Simd>::V,
+        w: <Self::S as Simd>::V,
+        c: <Self::S as Simd>::V,
+    ) -> <Self::S as Simd>::V;
+
     /// Packs `rows` rows of `k` elements as the left side of [`Unit::tile_packed`], `words` long.
     ///
     /// # Safety
@@ -129,6 +137,11 @@ impl<S: Simd> Unit for Vectors<S> {
     #[inline(always)]
     fn exp(self, x: S::V) -> S::V {
         math::exp(self.0, x)
+    }
+
+    #[inline(always)]
+    fn accumulate(self, x: S::V, w: S::V, c: S::V) -> S::V {
+        self.0.fma(x, w, c)
     }
 
     #[inline(always)]

@@ -14,13 +14,8 @@ pub(super) struct Avx2Bytes<const VNNI: bool>(Avx2);
 
 /// Runs a loop compiled for the best that goes with AVX2.
 pub(super) fn run(s: Avx2, task: impl ByteTask) {
-    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-    fn vnni(task: impl ByteTask, b: Avx2Bytes<true>) {
-        task.run(b);
-    }
     if is_x86_feature_detected!("avxvnni") {
-        // SAFETY: `s` exists only where its instructions were found, and VNNI was found just now.
-        unsafe { vnni(task, Avx2Bytes(s)) }
+        Avx2Bytes::<true>(s).outlined(task);
     } else {
         plain(s, task);
     }
@@ -28,12 +23,19 @@ pub(super) fn run(s: Avx2, task: impl ByteTask) {
 
 /// [`run`] without VNNI.
 fn plain(s: Avx2, task: impl ByteTask) {
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn inner(task: impl ByteTask, b: Avx2Bytes<false>) {
-        task.run(b);
-    }
-    // SAFETY: `s` exists only where its instructions were found.
-    unsafe { inner(task, Avx2Bytes(s)) }
+    Avx2Bytes::<false>(s).outlined(task);
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+#[inline(never)]
+fn with_vnni<const VNNI: bool>(task: impl ByteTask, b: Avx2Bytes<VNNI>) {
+    task.run(b);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline(never)]
+fn without_vnni<const VNNI: bool>(task: impl ByteTask, b: Avx2Bytes<VNNI>) {
+    task.run(b);
 }
 
 /// An intrinsic without memory operands.
@@ -104,6 +106,11 @@ impl<const VNNI: bool> Bytes for Avx2Bytes<VNNI> {
     type V = [__m256i; 2];
     type I = [__m256i; 2];
     type F = [__m256; 2];
+    #[inline(always)]
+    fn outlined(self, task: impl ByteTask) {
+        // SAFETY: `self` exists only where its instructions were found.
+        unsafe { if VNNI { with_vnni(task, self) } else { without_vnni(task, self) } }
+    }
 
     #[inline(always)]
     fn simd(self) -> Avx2 {

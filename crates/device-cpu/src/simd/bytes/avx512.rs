@@ -1,40 +1,32 @@
-//! Bytes on AVX-512: one vector of each kind, with VNNI where the CPU has it.
+//! Bytes on AVX-512 with VNNI: one vector of each kind.
 
 use std::arch::x86_64::*;
 
 use turbospark_tensor::DType;
 
 use super::super::avx512::Avx512;
-use super::avx2::fields;
+use super::avx2::{self, fields};
 use super::vbmi;
 use super::{ByteTask, Bytes, Spread};
 
-/// AVX-512, with VNNI where `VNNI`; and whether it has VBMI.
+/// AVX-512 with VNNI; and whether it has VBMI.
 #[derive(Clone, Copy)]
-pub(super) struct Avx512Bytes<const VNNI: bool>(Avx512, bool);
+pub(super) struct Avx512Bytes(Avx512, bool);
 
 /// Runs a loop compiled for the best that goes with AVX-512.
 pub(super) fn run(s: Avx512, task: impl ByteTask) {
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512vnni")]
-    fn vnni(task: impl ByteTask, b: Avx512Bytes<true>) {
-        task.run(b);
-    }
     if is_x86_feature_detected!("avx512vnni") {
-        // SAFETY: `s` exists only where its instructions were found, and VNNI was found just now.
-        unsafe { vnni(task, Avx512Bytes(s, is_x86_feature_detected!("avx512vbmi"))) }
+        Avx512Bytes(s, is_x86_feature_detected!("avx512vbmi")).outlined(task);
     } else {
-        plain(s, task);
+        // No copy of every kernel for them: memory is as fast for vectors half as long.
+        avx2::run(s.avx2(), task);
     }
 }
 
-/// [`run`] without VNNI.
-fn plain(s: Avx512, task: impl ByteTask) {
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    fn inner(task: impl ByteTask, b: Avx512Bytes<false>) {
-        task.run(b);
-    }
-    // SAFETY: `s` exists only where its instructions were found.
-    unsafe { inner(task, Avx512Bytes(s, false)) }
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512vnni")]
+#[inline(never)]
+fn vnni(task: impl ByteTask, b: Avx512Bytes) {
+    task.run(b);
 }
 
 /// An intrinsic without memory operands.
@@ -45,15 +37,22 @@ macro_rules! op {
     };
 }
 
-impl<const VNNI: bool> Bytes for Avx512Bytes<VNNI> {
+impl Bytes for Avx512Bytes {
     type S = Avx512;
     type V = __m512i;
     type I = __m512i;
     type F = [__m512; 1];
+    const GRID: bool = true;
 
     #[inline(always)]
     fn simd(self) -> Avx512 {
         self.0
+    }
+
+    #[inline(always)]
+    fn outlined(self, task: impl ByteTask) {
+        // SAFETY: `self` exists only where its instructions were found.
+        unsafe { vnni(task, self) }
     }
 
     #[inline(always)]
@@ -178,7 +177,7 @@ impl<const VNNI: bool> Bytes for Avx512Bytes<VNNI> {
     unsafe fn fields<const BITS: usize>(self, p: *const u8) -> [__m512i; 4] {
         // SAFETY: the token, VBMI where it was found, and the caller's promise.
         unsafe {
-            if VNNI && self.1 {
+            if self.1 {
                 return match BITS {
                     2..=4 => vbmi::fields::<BITS>(p),
                     _ => self.transpose(vbmi::stream::<BITS>(p)),
@@ -199,48 +198,33 @@ impl<const VNNI: bool> Bytes for Avx512Bytes<VNNI> {
         }
     }
 
-    const WIDE: bool = VNNI;
+    const WIDE: bool = true;
 
     #[inline(always)]
-    unsafe fn dots(self, sums: __m512i, q: &[__m512i; 4], x: *const i8) -> __m512i {
-        // SAFETY: the token, and the caller's promise.
-        unsafe {
-            let x = |i: usize| _mm512_loadu_si512(x.add(64 * i).cast());
-            if VNNI {
-                let sums = _mm512_dpbusd_epi32(sums, q[0], x(0));
-                let sums = _mm512_dpbusd_epi32(sums, q[1], x(1));
-                let sums = _mm512_dpbusd_epi32(sums, q[2], x(2));
-                return _mm512_dpbusd_epi32(sums, q[3], x(3));
-            }
-            // Two products of 63 * 127, twice over, are 32004: two vectors are added in i16.
-            let one = _mm512_set1_epi16(1);
-            let (a, b) = (_mm512_maddubs_epi16(q[0], x(0)), _mm512_maddubs_epi16(q[1], x(1)));
-            let (c, d) = (_mm512_maddubs_epi16(q[2], x(2)), _mm512_maddubs_epi16(q[3], x(3)));
-            let ab = _mm512_madd_epi16(_mm512_add_epi16(a, b), one);
-            let cd = _mm512_madd_epi16(_mm512_add_epi16(c, d), one);
-            _mm512_add_epi32(sums, _mm512_add_epi32(ab, cd))
+    unsafe fn dots(self, mut sums: __m512i, q: &[__m512i; 4], x: *const i8) -> __m512i {
+        for (i, &q) in q.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            sums = unsafe { self.dot(sums, q, x.add(64 * i)) };
         }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn dot(self, sums: __m512i, q: __m512i, x: *const i8) -> __m512i {
+        // SAFETY: the token, and the caller's promise.
+        unsafe { _mm512_dpbusd_epi32(sums, q, _mm512_loadu_si512(x.cast())) }
+    }
+
+    #[inline(always)]
+    fn flip(self, q: __m512i) -> __m512i {
+        op!(_mm512_xor_si512(q, _mm512_set1_epi8(-128)))
     }
 
     #[inline(always)]
     unsafe fn dots_signed(self, offset: __m512i, q: &[__m512i; 4], x: *const i8) -> __m512i {
-        // SAFETY: the token, and the caller's promise.
-        unsafe {
-            if VNNI {
-                let flip = _mm512_set1_epi8(-128);
-                let q = [q[0], q[1], q[2], q[3]].map(|q| _mm512_xor_si512(q, flip));
-                return self.dots(offset, &q, x);
-            }
-            let mut sums = _mm512_setzero_si512();
-            for (i, &q) in q.iter().enumerate() {
-                // The sign goes to `x`: 2 * 128 * 127 is within i16.
-                let x = _mm512_loadu_si512(x.add(64 * i).cast());
-                let x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(q), _mm512_setzero_si512(), x);
-                let pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(q), x);
-                sums = _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
-            }
-            sums
-        }
+        let q = [self.flip(q[0]), self.flip(q[1]), self.flip(q[2]), self.flip(q[3])];
+        // SAFETY: the caller's promise.
+        unsafe { self.dots(offset, &q, x) }
     }
 
     #[inline(always)]
@@ -331,19 +315,5 @@ impl<const VNNI: bool> Bytes for Avx512Bytes<VNNI> {
     unsafe fn load_f32(self, p: *const f32) -> [__m512; 1] {
         // SAFETY: the token, and the caller's promise.
         [unsafe { _mm512_loadu_ps(p) }]
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::simd::bytes::tests::agrees_with_portable;
-
-    #[test]
-    fn products_without_vnni_are_exact() {
-        match Avx512::new() {
-            Some(s) => agrees_with_portable(|task| plain(s, task)),
-            None => println!("skipped: no AVX-512"),
-        }
     }
 }

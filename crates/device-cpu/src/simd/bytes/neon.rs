@@ -6,7 +6,7 @@ use std::arch::asm;
 use turbospark_tensor::DType;
 
 use super::super::Simd;
-use super::super::neon::Neon;
+use super::super::neon::{Neon, widen};
 use super::{ByteTask, Bytes, Spread};
 
 /// NEON, with the dot product instructions where `DOT`.
@@ -15,13 +15,8 @@ pub(super) struct NeonBytes<const DOT: bool>(Neon);
 
 /// Runs a loop compiled for the best that goes with NEON.
 pub(super) fn run(s: Neon, task: impl ByteTask) {
-    #[target_feature(enable = "neon,dotprod")]
-    fn dot(task: impl ByteTask, b: NeonBytes<true>) {
-        task.run(b);
-    }
     if std::arch::is_aarch64_feature_detected!("dotprod") {
-        // SAFETY: `s` exists only where its instructions were found, and the products were found just now.
-        unsafe { dot(task, NeonBytes(s)) }
+        NeonBytes::<true>(s).outlined(task);
     } else {
         plain(s, task);
     }
@@ -29,12 +24,19 @@ pub(super) fn run(s: Neon, task: impl ByteTask) {
 
 /// [`run`] without `sdot`.
 fn plain(s: Neon, task: impl ByteTask) {
-    #[target_feature(enable = "neon")]
-    fn inner(task: impl ByteTask, b: NeonBytes<false>) {
-        task.run(b);
-    }
-    // SAFETY: `s` exists only where its instructions were found.
-    unsafe { inner(task, NeonBytes(s)) }
+    NeonBytes::<false>(s).outlined(task);
+}
+
+#[target_feature(enable = "neon,dotprod")]
+#[inline(never)]
+fn with_dot<const DOT: bool>(task: impl ByteTask, b: NeonBytes<DOT>) {
+    task.run(b);
+}
+
+#[target_feature(enable = "neon")]
+#[inline(never)]
+fn without_dot<const DOT: bool>(task: impl ByteTask, b: NeonBytes<DOT>) {
+    task.run(b);
 }
 
 /// An intrinsic without memory operands.
@@ -69,18 +71,6 @@ fn sdot<const DOT: bool>(sums: int32x4_t, q: int8x16_t, x: int8x16_t) -> int32x4
     })
 }
 
-/// Widens four f16.
-#[inline(always)]
-fn widen(halves: uint16x4_t) -> float32x4_t {
-    let out: float32x4_t;
-    // SAFETY: an instruction of every NEON, on registers only.
-    unsafe {
-        asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) out, in(vreg) halves,
-            options(pure, nomem, nostack, preserves_flags));
-    }
-    out
-}
-
 #[inline(always)]
 fn shift_quarter<const BY: i32>(v: uint8x16_t) -> uint8x16_t {
     if BY == 0 { v } else { op!(vshlq_u8(v, vdupq_n_s8(-BY as i8))) }
@@ -91,6 +81,11 @@ impl<const DOT: bool> Bytes for NeonBytes<DOT> {
     type V = Four;
     type I = [int32x4_t; 4];
     type F = [float32x4_t; 4];
+    #[inline(always)]
+    fn outlined(self, task: impl ByteTask) {
+        // SAFETY: `self` exists only where its instructions were found.
+        unsafe { if DOT { with_dot(task, self) } else { without_dot(task, self) } }
+    }
 
     #[inline(always)]
     fn simd(self) -> Neon {

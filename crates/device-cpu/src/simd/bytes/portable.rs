@@ -1,11 +1,11 @@
-//! Bytes in plain Rust.
+//! Bytes in plain Rust, which the others are tested against.
 
 use half::f16;
 use turbospark_tensor::DType;
 
 use super::super::Simd;
 use super::super::portable::Portable;
-use super::{Bytes, Spread, block, group};
+use super::{ByteTask, Bytes, Spread, block, group};
 
 /// See [`Portable`].
 #[derive(Clone, Copy)]
@@ -31,6 +31,10 @@ impl Bytes for PortableBytes {
     #[inline(always)]
     fn simd(self) -> Portable {
         self.0
+    }
+
+    fn outlined(self, task: impl ByteTask) {
+        task.run(self);
     }
 
     #[inline(always)]
