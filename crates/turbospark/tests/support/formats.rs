@@ -113,11 +113,21 @@ fn is_quantised(name: &str, t: &RawTensor, mlx: bool) -> bool {
 
 /// A folder's tensors in a format, and the same weights as F32 under the published names.
 pub fn quantised(source: &Stored, format: &Format) -> (Stored, Stored) {
+    quantised_where(source, format, &|name, t| is_quantised(name, t, format.mlx))
+}
+
+/// As [`quantised`], every matrix that the format has room for, whatever it is for: embedding, head, router, gates, and
+/// the tower's.
+pub fn quantised_whole(source: &Stored, format: &Format) -> (Stored, Stored) {
+    quantised_where(source, format, &|name, t| t.dims.len() == 2 && name.ends_with(".weight"))
+}
+
+fn quantised_where(source: &Stored, format: &Format, chosen: &dyn Fn(&str, &RawTensor) -> bool) -> (Stored, Stored) {
     let (mut folder, mut plain) = (Stored::new(), Stored::new());
     let mut experts: BTreeMap<String, Vec<RawTensor>> = BTreeMap::new();
     for (name, t) in source {
         let stem = name.trim_end_matches(".weight");
-        let packed = match is_quantised(name, t, format.mlx) {
+        let packed = match chosen(name, t) {
             true => (format.packer)(stem, &t.values(), t.dims[0], t.dims[1]),
             false => None,
         };

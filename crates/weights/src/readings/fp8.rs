@@ -31,7 +31,7 @@ pub(super) fn read(raw: &mut Raw<'_>, quant: &Object) -> Result<()> {
             raw.put(weight, scaled)?;
         }
     }
-    Ok(())
+    super::fused::read(raw)
 }
 
 /// Codes of one byte with one scale a block of `sides`, a row or a tensor, by the shape of the scales.

@@ -12,6 +12,7 @@ mod awq;
 mod bits;
 mod compressed;
 mod fp8;
+mod fused;
 mod gptq;
 mod mlx;
 mod order;
@@ -31,7 +32,7 @@ type Object = Map<String, Value>;
 pub(crate) type ReadPlace<'a> = dyn Fn(&Place, &mut [u8]) -> Result<()> + 'a;
 
 /// The published names for a folder's tensors, by what its `config.json` says of quantisation and by the names
-/// themselves. `older` is the text of `quantize_config.json`, which older GPTQ folders have instead.
+/// themselves. `older` is what `quantize_config.json` or `quant_config.json` holds, which older folders have instead.
 pub(crate) fn read(
     table: Table,
     config: Option<&Value>,
@@ -47,6 +48,7 @@ pub(crate) fn read(
         None if found.is_none() && !raw.table.keys().any(|name| mlx::is_name(name)) => {}
         // An older folder doesn't say whose it is.
         None if quant.contains_key("desc_act") => gptq::read(&mut raw, quant)?,
+        None if quant.contains_key("w_bit") => awq::read(&mut raw, quant)?,
         None => conventions = mlx::read(&mut raw, quant)?,
         Some("fp8") => fp8::read(&mut raw, quant)?,
         Some("awq") => awq::read(&mut raw, quant)?,
