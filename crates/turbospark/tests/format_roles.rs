@@ -212,8 +212,9 @@ fn from_the_disk(path: &Path, device: &Arc<dyn Device>) -> Result<Model, ModelEr
 #[cfg(feature = "device-cpu")]
 fn from_the_disk_and_packed_too() {
     let device: Arc<dyn Device> = Arc::new(processor());
-    for config in [dense(), mixture(64), hybrid()].map(roomy) {
-        for format in few() {
+    for (i, config) in [dense(), mixture(64), hybrid()].map(roomy).into_iter().enumerate() {
+        // Each form with one of the three: what is streamed are pieces, whatever the model makes of them.
+        for format in few().into_iter().skip(i).step_by(3) {
             let case = case(&config, &format);
             let [folder, packed] = [(); 2].map(|()| tempfile::tempdir().unwrap());
             write(folder.path(), &case.config, &case.stored);

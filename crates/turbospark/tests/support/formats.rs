@@ -98,6 +98,12 @@ pub fn formats() -> Vec<Format> {
     add("compressed int8", packers::int8(), quant(other("int-quantized")), false);
     add("compressed fp8 by row", packers::fp8([1, 0], "weight_scale"), quant(other("float-quantized")), false);
     add("compressed nvfp4", packers::nvfp4(), quant(other("nvfp4-pack-quantized")), false);
+    add("compressed mxfp4", packers::compressed_floats("mxfp4"), quant(other("mxfp4-pack-quantized")), false);
+    add("compressed mxfp8", packers::compressed_floats("mxfp8"), quant(other("mxfp8-quantized")), false);
+    let modelopt = json!({"quant_method": "modelopt", "quant_algo": "NVFP4"});
+    add("modelopt nvfp4", packers::modelopt(), quant(modelopt), false);
+    let modelopt = json!({"quant_method": "modelopt", "quant_algo": "FP8"});
+    add("modelopt fp8", packers::fp8([0, 0], "weight_scale"), quant(modelopt), false);
     all
 }
 

@@ -15,6 +15,7 @@ mod fp8;
 mod fused;
 mod gptq;
 mod mlx;
+mod modelopt;
 mod order;
 
 use serde_json::{Map, Value};
@@ -54,9 +55,10 @@ pub(crate) fn read(
         Some("awq") => awq::read(&mut raw, quant)?,
         Some("gptq") => gptq::read(&mut raw, quant)?,
         Some("compressed-tensors") => compressed::read(&mut raw, quant)?,
+        Some("modelopt" | "modelopt_fp4") => modelopt::read(&mut raw, quant)?,
         Some(other) => {
             return Err(Error::Quantisation(format!(
-                "quant_method {:?} is not read; this build reads fp8, awq, gptq, compressed-tensors, MLX folders and GGUF",
+                "quant_method {:?} is not read; this build reads fp8, awq, gptq, compressed-tensors, modelopt, MLX folders and GGUF",
                 shorten(other)
             )));
         }
@@ -178,6 +180,9 @@ fn count(quant: &Object, keys: &[&str]) -> Option<usize> {
 fn text<'a>(quant: &'a Object, key: &str) -> Option<&'a str> {
     quant.get(key)?.as_str()
 }
+
+/// Scales of a cache of 8 bits, which serve speed alone.
+const CACHE_SCALES: [&str; 3] = [".q_scale", ".k_scale", ".v_scale"];
 
 const FLOATS: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
 
