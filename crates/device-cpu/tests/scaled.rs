@@ -32,6 +32,8 @@ struct Case {
     n: usize,
     k: usize,
     shift: usize,
+    /// Whether columns are in an order of their own.
+    ordered: bool,
     seed: u64,
 }
 
@@ -69,22 +71,33 @@ impl Case {
         [self.scales(2, 1.0 / largest), self.scales(3, 0.5)]
     }
 
-    fn put(&self, d: &dyn Device) -> [Buffer; 3] {
+    /// The input of each column.
+    fn order(&self) -> Vec<i32> {
+        let mut order: Vec<i32> = (0..self.k as i32).collect();
+        if self.ordered {
+            let keys = random(self.seed + 4, self.k);
+            order.sort_by(|&a, &b| keys[a as usize].total_cmp(&keys[b as usize]));
+        }
+        order
+    }
+
+    fn put(&self, d: &dyn Device) -> [Buffer; 4] {
         let [scales, biases] = self.scales_and_biases();
-        [self.codes(), scales, biases].map(|bytes| {
+        let [codes, scales, biases] = [self.codes(), scales, biases].map(|bytes| {
             let mut all = vec![0; self.shift];
             all.extend(bytes);
             put_bytes(d, &all)
-        })
+        });
+        [codes, scales, biases, put_i32(d, &self.order())]
     }
 
-    fn weight<'a>(&self, [codes, scales, biases]: &'a [Buffer; 3]) -> ScaledWeight<'a> {
+    fn weight<'a>(&self, [codes, scales, biases, order]: &'a [Buffer; 4]) -> ScaledWeight<'a> {
         let grid = self.form.grid(self.n, self.k);
         ScaledWeight {
             codes: codes.view(self.shift, self.codes, [self.n, self.width()]),
             scales: scales.view(self.shift, self.scales, grid),
             biases: self.biases.then(|| biases.view(self.shift, self.scales, grid)),
-            order: None,
+            order: self.ordered.then(|| order.view(0, DType::I32, [self.k])),
             form: self.form,
         }
     }
@@ -97,7 +110,9 @@ impl Case {
         for (r, out) in out.chunks_mut(self.k).enumerate() {
             let at = r / self.form.rows() * of..(r / self.form.rows() + 1) * of;
             let biases = self.biases.then(|| &biases[at.clone()]);
-            self.form.widen_row(&codes[r * row..(r + 1) * row], &scales[at.clone()], biases, self.scales, out);
+            let mut sorted = vec![0.0; self.k];
+            self.form.widen_row(&codes[r * row..(r + 1) * row], &scales[at.clone()], biases, self.scales, &mut sorted);
+            self.order().iter().zip(sorted).for_each(|(&i, x)| out[i as usize] = x);
         }
         out
     }
@@ -130,13 +145,13 @@ fn cases() -> impl Strategy<Value = Case> {
         prop::sample::select(vec![16usize, 32, 48, 64, 128, 160, 256, 512, 4096]),
         prop::sample::select(vec![1usize, 1, 1, 5, 128, usize::MAX]),
     );
-    let types = (prop::sample::select(SCALES.to_vec()), any::<bool>(), 0usize..4);
+    let types = (prop::sample::select(SCALES.to_vec()), any::<bool>(), 0usize..4, prop::bool::weighted(0.2));
     let sides = (1usize..70, prop_oneof![1usize..700, (1usize..20).prop_map(|k| 64 * k)], 0usize..4);
     (form, types, sides, 0u64..1 << 32).prop_map(
-        |((code, group, rows), (scales, biases, codes), (n, k, shift), seed)| {
+        |((code, group, rows), (scales, biases, codes, ordered), (n, k, shift), seed)| {
             let form = ScaledForm::new(code, group, rows).unwrap();
             let codes = [DType::U32, DType::U8, DType::I8, DType::F8_E4M3][codes];
-            Case { form, codes, scales, biases: biases && scales.is_float(), n, k, shift, seed }
+            Case { form, codes, scales, biases: biases && scales.is_float(), n, k, shift, ordered, seed }
         },
     )
 }
@@ -220,11 +235,18 @@ proptest! {
     fn decoded_rows_are_those_of_rounded_activations(case in cases(), rows in 1usize..6) {
         let (n, k) = (case.n, case.k);
         let x = random(case.seed + 5, rows * k);
+        // Activations are rounded in the order of the columns.
+        let (order, mut nearest) = (case.order(), x.clone());
+        let of = |row: &[f32]| order.iter().map(|&i| row[i as usize]).collect::<Vec<_>>();
+        let sorted = rounded(&x.chunks(k).flat_map(of).collect::<Vec<_>>(), k);
+        for (nearest, sorted) in nearest.chunks_mut(k).zip(sorted.chunks(k)) {
+            order.iter().zip(sorted).for_each(|(&i, &x)| nearest[i as usize] = x);
+        }
         let w = case.wide();
         for d in rounding_devices().iter().map(|kind| &kind[0]) {
             // Codes that are no numbers are not multiplied in integers, and plain Rust multiplies none.
             let as_they_are = case.form.code() == Code::E4M3 || d.name().contains("portable");
-            let used = if as_they_are { x.clone() } else { rounded(&x, k) };
+            let used = if as_they_are { &x } else { &nearest };
             for (i, got) in case.decoded(d, &x, 0..n).into_iter().enumerate() {
                 let (x, w) = (&used[i / n * k..][..k], &w[i % n * k..][..k]);
                 let want: f64 = x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();

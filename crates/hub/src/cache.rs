@@ -182,9 +182,9 @@ impl RepoFolder {
         fs::symlink_metadata(self.blob(file)).is_ok_and(|m| m.is_file() && m.len() == file.size)
     }
 
-    /// Makes a blob a file of a snapshot.
-    pub(crate) fn place(&self, commit: &str, file: &RemoteFile) -> Result<()> {
-        self.place_by(commit, file, symlink)
+    /// Makes a blob a file of a snapshot: by a link, or `no_links` by moving it there.
+    pub(crate) fn place(&self, commit: &str, file: &RemoteFile, no_links: bool) -> Result<()> {
+        self.place_by(commit, file, if no_links { |_, _| Err(ErrorKind::Unsupported.into()) } else { symlink })
     }
 
     fn place_by(&self, commit: &str, file: &RemoteFile, link: fn(&Path, &Path) -> std::io::Result<()>) -> Result<()> {
@@ -344,8 +344,8 @@ mod tests {
         for path in ["a.json", "x/y/b.json"] {
             let file = file(path);
             fs::write(repo.blob(&file), "hello").unwrap();
-            repo.place(&commit, &file).unwrap();
-            repo.place(&commit, &file).unwrap();
+            repo.place(&commit, &file, false).unwrap();
+            repo.place(&commit, &file, false).unwrap();
             assert!(repo.has(&commit, &file), "{path}");
         }
         let elsewhere = folder.path().join("secret");

@@ -11,9 +11,12 @@ use serde_json::Value;
 use crate::gguf::{Group, groups, mmproj, pick};
 
 /// What a model's description is spread over; none of them is large.
-const SIDECARS: [&str; 13] = [
+const SIDECARS: [&str; 15] = [
     "config.json",
     "generation_config.json",
+    // What older GPTQ and AWQ folders say of their codes.
+    "quantize_config.json",
+    "quant_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
@@ -82,6 +85,7 @@ pub(crate) fn choose(files: &[File], part: Option<&str>, name: &str) -> Result<C
         }
     }
     let mut chosen: Vec<String> = SIDECARS.iter().filter(|s| has(s)).map(|s| (*s).to_owned()).collect();
+    chosen.extend(files.iter().filter(|f| is_template(&f.path)).map(|f| f.path.clone()));
     if has(SINGLE) {
         chosen.push(SINGLE.into());
     } else if has(INDEX) {
@@ -114,6 +118,12 @@ pub(crate) fn shards(index: &str) -> Result<BTreeSet<String>, String> {
         .map(|v| name(v).ok_or_else(|| format!("{INDEX} names {v}, which is no safetensors file beside it")));
     let names = names.collect::<Result<BTreeSet<_>, _>>()?;
     if names.is_empty() { Err(format!("{INDEX} names no file")) } else { Ok(names) }
+}
+
+/// A chat template beside the one in `chat_template.jinja`.
+fn is_template(path: &str) -> bool {
+    let name = path.strip_prefix("additional_chat_templates/").and_then(|name| name.strip_suffix(".jinja"));
+    name.is_some_and(|name| !name.is_empty() && !name.contains('/') && !name.starts_with('.'))
 }
 
 fn is_root_safetensors(path: &str) -> bool {
@@ -182,10 +192,14 @@ mod tests {
             "consolidated.safetensors",
             "figure.png",
             "chat_template.jinja",
+            "additional_chat_templates/rag.jinja",
+            "additional_chat_templates/old/rag.jinja",
+            "additional_chat_templates/notes.txt",
             "run.py",
             "model.safetensors.index.json",
         ]);
-        assert_eq!(files, ["config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"]);
+        let rag = "additional_chat_templates/rag.jinja";
+        assert_eq!(files, ["config.json", "tokenizer.json", "chat_template.jinja", rag, "model.safetensors"]);
         assert_eq!(index, None);
         let (files, index) = chosen(&["config.json", INDEX, "model-00001-of-00002.safetensors", "other.safetensors"]);
         assert_eq!((files, index.as_deref()), (vec!["config.json".to_owned(), INDEX.to_owned()], Some(INDEX)));

@@ -47,7 +47,7 @@ pub enum Error {
         file: String,
     },
     /// The model's owner wants its terms accepted first.
-    #[error("{repo} is gated: its terms have to be accepted at {endpoint}/{repo}; {advice}")]
+    #[error("{repo} is gated{said}: its terms have to be accepted at {endpoint}/{repo}; {advice}")]
     Gated {
         /// The hub's address.
         endpoint: String,
@@ -55,9 +55,11 @@ pub enum Error {
         repo: String,
         /// What the token has to do with it.
         advice: &'static str,
+        /// What the hub said, if anything: that a request waits for its owner, say.
+        said: String,
     },
     /// The hub refused who asked.
-    #[error("{endpoint} refused access to {repo} (status {status}); {advice}")]
+    #[error("{endpoint} refused access to {repo} (status {status}){said}; {advice}")]
     Refused {
         /// The hub's address.
         endpoint: String,
@@ -67,6 +69,8 @@ pub enum Error {
         status: u16,
         /// What the token has to do with it.
         advice: &'static str,
+        /// What the hub said, if anything.
+        said: String,
     },
     /// A status that nothing can be done about.
     #[error("{host} answered {what} with status {status}{said}")]

@@ -104,7 +104,7 @@ impl Client {
                     url = next.ok_or_else(|| unfit(&url, "redirects to nowhere"))?;
                 }
                 408 | 429 | 500 | 502 | 503 | 504 => {
-                    let wait = reply.header("retry-after").and_then(|t| t.trim().parse().ok()).map(Duration::from_secs);
+                    let wait = reply.wait();
                     let problem = format!("status {status}{}", reply.said());
                     return Err(Failure::Passing(Error::Network { host: reply.host, problem }, wait));
                 }
@@ -133,6 +133,7 @@ impl Client {
             ureq::Error::Io(e) if e.kind() == InvalidData => format!(
                 "{e}; if a proxy between here and there has a certificate of its own, SSL_CERT_FILE names its issuer's"
             ),
+            ureq::Error::Io(e) => e.to_string(),
             other => other.to_string(),
         };
         let error = Error::Network { host: host.to_owned(), problem };
@@ -150,6 +151,15 @@ impl Reply {
     /// A header that is text.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
+    }
+
+    /// The time after which the server wants to be asked again: of `Retry-After`, or of a limit that is used up, as in
+    /// `RateLimit: "resolvers";r=0;t=42`.
+    fn wait(&self) -> Option<Duration> {
+        let seconds = |text: &str| text.trim().parse().ok().map(Duration::from_secs);
+        let limit = self.header("ratelimit").filter(|_| self.status == 429);
+        let reset = limit.and_then(|limit| limit.split(';').find_map(|part| part.trim().strip_prefix("t=")));
+        self.header("retry-after").and_then(seconds).or_else(|| reset.and_then(seconds))
     }
 
     /// The body's bytes as they come.

@@ -136,7 +136,7 @@ impl Hub<'_> {
                 } else {
                     "then set HF_TOKEN to a token of that account (Settings, Access Tokens)"
                 };
-                Error::Gated { endpoint, repo, advice }
+                Error::Gated { endpoint, repo, advice, said: reply.said() }
             }
             (404, "RevisionNotFound") => self.no_revision(asked, repo),
             (404, "EntryNotFound") => match asked {
@@ -159,13 +159,17 @@ impl Hub<'_> {
                 }
                 Asked::Revision(_) => Error::NoRepo { endpoint, repo, advice: "check the name" },
             },
+            // Taken down: no token helps.
+            (403, _) if reply.said().contains("resource is disabled") => {
+                Error::Status { host: reply.host.clone(), what, status: 403, said: reply.said() }
+            }
             (401 | 403, _) => {
                 let advice = if token {
-                    "the token may have expired, or may not read it"
+                    "the token may have expired (hf auth login makes another), or may not read it"
                 } else {
                     "the name may be wrong; a private or gated model needs a token in HF_TOKEN"
                 };
-                Error::Refused { endpoint, repo, status: reply.status, advice }
+                Error::Refused { endpoint, repo, status: reply.status, advice, said: reply.said() }
             }
             (status, _) => Error::Status { host: reply.host.clone(), what, status, said: reply.said() },
         }

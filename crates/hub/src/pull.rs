@@ -118,7 +118,7 @@ impl Work<'_> {
             *downloaded += fetch(self.hub, self.repo, commit, file, incomplete, watch)?;
         }
         if !self.repo.has(commit, file) {
-            self.repo.place(commit, file)?;
+            self.repo.place(commit, file, self.hub.settings.no_links)?;
         }
         drop(lock);
         if missing {

@@ -163,7 +163,9 @@ impl Removal {
             delete(blob)?;
         }
         if self.whole {
-            for folder in [self.folder.snapshots(), self.folder.blobs(), refs, self.folder.path.join(".no_exist")] {
+            // The last two are the Python client's notes of what is not there, and of what there is.
+            let notes = [".no_exist", "trees"].map(|name| self.folder.path.join(name));
+            for folder in [self.folder.snapshots(), self.folder.blobs(), refs].into_iter().chain(notes) {
                 prune_all(&folder)?;
             }
             // Stays where something is in it that is none of ours.

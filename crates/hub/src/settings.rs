@@ -21,6 +21,8 @@ pub struct Settings {
     pub offline: bool,
     /// Go through the proxy that the environment names, if it does.
     pub proxy: bool,
+    /// Put files into snapshots and no links to them.
+    pub no_links: bool,
     /// The longest silence of a server.
     pub timeout: Duration,
     /// The wait before the first repeated attempt; it doubles.
@@ -68,12 +70,14 @@ impl Settings {
             token: None,
             offline: false,
             proxy: true,
+            no_links: false,
             timeout: Duration::from_secs(30),
             backoff: Duration::from_secs(1),
         }
     }
 
-    /// `HF_HUB_CACHE`, `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and their older names.
+    /// `HF_HUB_CACHE`, `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and their older names,
+    /// `HF_HUB_DISABLE_IMPLICIT_TOKEN`, `HF_HUB_DISABLE_SYMLINKS` and `HF_HUB_DOWNLOAD_TIMEOUT`.
     ///
     /// # Errors
     /// What is set to nonsense.
@@ -89,23 +93,33 @@ impl Settings {
             Some(Ok(text)) => Ok(Some(text.trim().to_owned()).filter(|t| !t.is_empty())),
             Some(Err(_)) => Err(Error::Settings(format!("{name} is not text"))),
         };
-        let token = match text("HF_TOKEN")? {
-            Some(token) => Some(token),
-            None => text("HUGGING_FACE_HUB_TOKEN")?,
+        let yes = |name: &str| -> Result<bool> {
+            let truthy = |v: String| matches!(v.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE");
+            Ok(text(name)?.is_some_and(truthy))
         };
-        let token = match token {
-            Some(token) => Some(token),
-            None => match path("HF_TOKEN_PATH").or_else(|| hub_home(env).map(|h| h.join("token"))) {
-                Some(file) => token_file(&file)?,
-                None => None,
-            },
+        let file = || path("HF_TOKEN_PATH").or_else(|| hub_home(env).map(|h| h.join("token")));
+        let token = match (yes("HF_HUB_DISABLE_IMPLICIT_TOKEN")?, text("HF_TOKEN")?, text("HUGGING_FACE_HUB_TOKEN")?) {
+            (true, ..) => None,
+            (_, Some(token), _) | (_, None, Some(token)) => Some(token),
+            _ => file().map_or(Ok(None), |file| token_file(&file))?,
         };
-        let truthy = |v: String| matches!(v.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE");
+        let defaults = Self::new(cache_folder(env)?);
+        let timeout = match text("HF_HUB_DOWNLOAD_TIMEOUT")? {
+            Some(seconds) => Duration::from_secs(seconds.parse().ok().filter(|&s| s > 0).ok_or_else(|| {
+                Error::Settings(format!("HF_HUB_DOWNLOAD_TIMEOUT is {seconds:?}; it takes a number of seconds"))
+            })?),
+            None => defaults.timeout,
+        };
         Ok(Settings {
             endpoint: text("HF_ENDPOINT")?.map_or(Ok(Self::ENDPOINT.into()), |e| endpoint(&e))?,
             token: token.as_deref().map(Token::new).transpose()?,
-            offline: text("HF_HUB_OFFLINE")?.is_some_and(truthy),
-            ..Self::new(cache_folder(env)?)
+            offline: match text("HF_HUB_OFFLINE")? {
+                Some(_) => yes("HF_HUB_OFFLINE")?,
+                None => yes("TRANSFORMERS_OFFLINE")?,
+            },
+            no_links: yes("HF_HUB_DISABLE_SYMLINKS")?,
+            timeout,
+            ..defaults
         })
     }
 }
@@ -143,13 +157,34 @@ fn home(env: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     env("HOME").filter(|h| !h.is_empty()).map(PathBuf::from).or_else(std::env::home_dir)
 }
 
-/// With `~` at the start replaced, as the shell would have done.
+/// With `~` at the start and `$NAME` anywhere replaced, as the shell would have done: a file of settings for a service
+/// knows no shell.
 fn from_home(path: OsString, env: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
-    let path = PathBuf::from(path);
+    let path = match path.into_string() {
+        Ok(text) => PathBuf::from(with_variables(&text, env)),
+        Err(path) => PathBuf::from(path),
+    };
     match (path.strip_prefix("~"), home(env)) {
         (Ok(rest), Some(home)) => home.join(rest),
         _ => path,
     }
+}
+
+/// `$NAME` and `${NAME}` replaced by what they stand for; those that stand for nothing stay.
+fn with_variables(text: &str, env: &dyn Fn(&str) -> Option<OsString>) -> String {
+    let mut parts = text.split('$');
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (name, rest) = match part.strip_prefix('{').and_then(|part| part.split_once('}')) {
+            Some(braced) => braced,
+            None => part.split_at(part.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(part.len())),
+        };
+        match Some(name).filter(|name| !name.is_empty()).and_then(env).and_then(|value| value.into_string().ok()) {
+            Some(value) => out = out + &value + rest,
+            None => out = out + "$" + part,
+        }
+    }
+    out
 }
 
 fn token_file(path: &Path) -> Result<Option<String>> {
@@ -191,6 +226,9 @@ mod tests {
         assert_eq!(cache(&[("HOME", "/h"), ("HF_HOME", "~/f")]), Path::new("/h/f/hub"));
         assert_eq!(cache(&[("HOME", "/h"), ("HF_HOME", "/f"), ("HF_HUB_CACHE", "/c d")]), Path::new("/c d"));
         assert_eq!(cache(&[("HOME", "/h"), ("HF_HUB_CACHE", "")]), Path::new("/h/.cache/huggingface/hub"));
+        for (named, wanted) in [("$HOME/c", "/h/c"), ("/a/${HOME}b", "/a//hb"), ("/a$none/$", "/a$none/$")] {
+            assert_eq!(cache(&[("HOME", "/h"), ("HF_HUB_CACHE", named)]), Path::new(wanted));
+        }
     }
 
     #[test]
@@ -206,6 +244,8 @@ mod tests {
         let other = folder.path().join("other");
         std::fs::write(&other, "hf_other").unwrap();
         assert_eq!(token(&[("HF_HOME", home), ("HF_TOKEN_PATH", other.to_str().unwrap())]), "Bearer hf_other");
+        let unasked = [("HOME", "/h"), ("HF_TOKEN", "a"), ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")];
+        assert_eq!(from(&unasked).unwrap().token, None);
         let settings = from(&[("HOME", "/h"), ("HF_TOKEN", "hf_secret")]).unwrap();
         assert!(!format!("{settings:?}").contains("secret"));
         let error = from(&[("HOME", "/h"), ("HF_TOKEN", "hf_se\ncret")]).unwrap_err();
@@ -217,7 +257,12 @@ mod tests {
         let settings =
             from(&[("HOME", "/h"), ("HF_ENDPOINT", "http://localhost:80/hub/"), ("HF_HUB_OFFLINE", "yes")]).unwrap();
         assert_eq!((settings.endpoint.as_str(), settings.offline), ("http://localhost:80/hub", true));
-        assert!(!from(&[("HOME", "/h"), ("HF_HUB_OFFLINE", "0")]).unwrap().offline);
+        let offline = |pairs: &[(&str, &str)]| from(&[&[("HOME", "/h")], pairs].concat()).unwrap().offline;
+        assert!(!offline(&[("HF_HUB_OFFLINE", "0")]) && offline(&[("TRANSFORMERS_OFFLINE", "1")]));
+        assert!(!offline(&[("TRANSFORMERS_OFFLINE", "1"), ("HF_HUB_OFFLINE", "0")]));
+        let settings = from(&[("HOME", "/h"), ("HF_HUB_DOWNLOAD_TIMEOUT", "90"), ("HF_HUB_DISABLE_SYMLINKS", "1")]);
+        assert_eq!(settings.map(|s| (s.timeout, s.no_links)).unwrap(), (Duration::from_secs(90), true));
+        assert!(from(&[("HOME", "/h"), ("HF_HUB_DOWNLOAD_TIMEOUT", "soon")]).is_err());
         for wrong in ["hub.example", "ftp://x", "https://", "https://u:p@x", "https://x y", "https:///x"] {
             let error = from(&[("HOME", "/h"), ("HF_ENDPOINT", wrong)]).unwrap_err().to_string();
             assert!(error.contains("HF_ENDPOINT"), "{error}");

@@ -5,7 +5,9 @@ mod server;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use server::{COMMIT, REPO, Reply, Repository, WEIGHTS, blobs, git_sha1, noise, run, settings, sha256, single, spec};
+use server::{
+    COMMIT, REPO, Reply, Repository, Server, WEIGHTS, blobs, git_sha1, noise, run, settings, sha256, single, spec,
+};
 use turbospark_hub::{Cache, Error, Event, Format, pull};
 
 #[test]
@@ -232,6 +234,73 @@ fn revisions_are_kept_under_their_names() {
     assert!(!folder.path().join("models--org--name/refs").join(COMMIT).exists());
     let failed = Cache::new(folder.path()).find(&spec(REPO)).unwrap_err().to_string();
     assert!(failed.contains("org/name@refs/pr/5"), "{failed}");
+}
+
+/// A file as the hub sends it today: the hub's own answer names length and checksum and leads to another host, whose
+/// signed address is good for that host alone.
+#[test]
+fn large_files_come_from_where_the_hub_sends_us() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = single().bytes(WEIGHTS).to_vec();
+    let sum = sha256(&bytes);
+    let bridge = Server::start(move |request| Reply::file(request, &bytes).with("ETag", "\"of another kind\""));
+    let url = bridge.url();
+    let server = single().serve(move |request| {
+        request.path.ends_with(WEIGHTS).then(|| {
+            Reply::redirect(format!("{url}/xet-bridge/a/b?X-Amz-Signature=c&response-content-disposition=d"))
+                .with("X-Repo-Commit", COMMIT)
+                .with("X-Linked-Size", 400_000)
+                .with("X-Linked-ETag", format!("\"{sum}\""))
+                .with("X-Xet-Hash", "e".repeat(64))
+                .with("Link", "<https://example.invalid/xet-auth>; rel=\"xet-auth\"")
+        })
+    });
+    let pulled = run(&settings(folder.path(), &server), REPO).unwrap();
+    assert_eq!(std::fs::read(pulled.model.path.join(WEIGHTS)).unwrap(), single().bytes(WEIGHTS));
+    assert_eq!(bridge.requests()[0].path, "/xet-bridge/a/b?X-Amz-Signature=c&response-content-disposition=d");
+    // Renamed models lead to their new name, for the list as for the files.
+    let folder = tempfile::tempdir().unwrap();
+    let server = single().serve(|request| {
+        let new = request.path.contains("/old/name").then(|| request.path.replace("/old/name", "/org/name"));
+        new.map(|path| Reply { status: 307, ..Reply::redirect(path) })
+    });
+    let pulled = run(&settings(folder.path(), &server), "old/name").unwrap();
+    assert_eq!(std::fs::read(pulled.model.path.join(WEIGHTS)).unwrap(), single().bytes(WEIGHTS));
+    assert!(folder.path().join("models--old--name").is_dir());
+}
+
+#[test]
+fn what_belongs_to_a_model_comes_with_it() {
+    let names = [
+        "config.json",
+        "quantize_config.json",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
+        "model.safetensors",
+    ];
+    let mut files: Vec<(&str, &[u8])> = names.iter().map(|name| (*name, name.as_bytes())).collect();
+    files.push(("README.md", b"x"));
+    let folder = tempfile::tempdir().unwrap();
+    let server = Repository::new(&files).serve(|_| None);
+    let pulled = run(&settings(folder.path(), &server), REPO).unwrap();
+    let came: Vec<&str> = pulled.files.iter().map(|f| f.name.as_str()).collect();
+    assert_eq!(came, names);
+    for name in names {
+        assert_eq!(std::fs::read(pulled.model.path.join(name)).unwrap(), name.as_bytes());
+    }
+}
+
+#[test]
+fn without_links_the_snapshot_holds_the_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = single().serve(|_| None);
+    let mut settings = settings(folder.path(), &server);
+    settings.no_links = true;
+    let pulled = run(&settings, REPO).unwrap();
+    let about = std::fs::symlink_metadata(pulled.model.path.join(WEIGHTS)).unwrap();
+    assert!(about.is_file() && blobs(folder.path()).is_empty());
+    assert_eq!(run(&settings, REPO).unwrap().downloaded, 0);
 }
 
 #[test]

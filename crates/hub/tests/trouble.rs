@@ -79,6 +79,12 @@ fn a_server_that_names_a_wait_gets_it_unless_it_is_long() {
     let start = Instant::now();
     run(&settings(folder.path(), &server), REPO).unwrap();
     assert!(start.elapsed() >= Duration::from_secs(1));
+    // As a limit that is used up is told: how much is left, and when it is filled again.
+    let folder = tempfile::tempdir().unwrap();
+    let limit = r#""resolvers";r=0;t=86401"#;
+    let server = single().serve(first(9, WEIGHTS, move |_| Reply::new(429, "").with("RateLimit", limit)));
+    let failed = run(&settings(folder.path(), &server), REPO).unwrap_err().to_string();
+    assert!(failed.contains("86401 seconds"), "{failed}");
     let folder = tempfile::tempdir().unwrap();
     let server = single().serve(first(9, WEIGHTS, |_| Reply::new(429, "").with("Retry-After", 86_400)));
     let failed = run(&settings(folder.path(), &server), REPO).unwrap_err().to_string();
@@ -231,6 +237,17 @@ fn what_is_missing_or_closed_is_named_with_the_way_in() {
     holds(said(&single().serve(code(404, "")), REPO, false), &["no model org/name"]);
     holds(said(&single().serve(|_| None), "other/name", false), &["no model other/name"]);
     holds(said(&single().serve(|_| None), "org/name@v9", false), &["no revision \"v9\""]);
+    // What the hub itself says of it is what helps: the token lacks a right, or the owner has not answered.
+    let says = |status: u16, code: &'static str, words: &'static str| {
+        single().serve(move |_| Some(Reply::new(status, "").with("X-Error-Code", code).with("X-Error-Message", words)))
+    };
+    let waiting = "Your request to access model org/name is awaiting a review from the repo authors.";
+    holds(said(&says(403, "GatedRepo", waiting), REPO, true), &["gated", "awaiting a review"]);
+    let rights = "Please enable access to public gated repositories in your fine-grained token settings";
+    holds(said(&says(403, "", rights), REPO, true), &["403", "fine-grained token settings"]);
+    let disabled = said(&says(403, "", "Access to this resource is disabled."), REPO, true);
+    holds(disabled.clone(), &["403", "disabled"]);
+    assert!(!disabled.contains("token"), "{disabled}");
     // A mirror without error codes.
     let plain = single().serve(|r| match r.path.as_str() {
         "/api/models/org/name" => Some(Reply::new(200, "{}")),

@@ -29,6 +29,6 @@ pub use prompt::{
     encode_segments, expand, expand_media, slots,
 };
 pub use stop::{StopStep, StopStrings};
-pub use template::{ChatTemplate, RenderOptions};
+pub use template::{ChatTemplate, ChatTemplates, RenderOptions, TemplateTexts};
 pub use tokenizer::Tokenizer;
 pub use utf8::Utf8Stream;

@@ -10,7 +10,7 @@ use common::*;
 use proptest::prelude::*;
 use serde_json::Value;
 use turbospark_testkit::{GgufWriter, shared};
-use turbospark_text::{GenerationConfig, Tokenizer};
+use turbospark_text::{ChatTemplates, GenerationConfig, TemplateTexts, Tokenizer};
 use turbospark_weights::gguf::{self, Metadata};
 
 /// One text of every kind that a pre-tokenizer or a normaliser treats in its own way.
@@ -145,20 +145,46 @@ fn files_of_llama_cpp_give_the_ids_of_the_original() {
 
 /// The keys that are written of a folder's texts, as a file has them.
 fn exported(tokenizer: &str, tokenizer_config: &str, generation: &str, vocab_size: usize) -> Metadata {
-    let keys = gguf::tokenizer_keys(&gguf::TokenizerTexts {
+    written(&gguf::TokenizerTexts {
         tokenizer,
         tokenizer_config: Some(tokenizer_config),
         generation_config: Some(generation),
         config: "{}",
         chat_template: None,
+        named_templates: &[],
         vocab_size,
-    });
+    })
+}
+
+fn written(texts: &gguf::TokenizerTexts<'_>) -> Metadata {
+    let keys = gguf::tokenizer_keys(texts);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.gguf");
-    let writer = gguf::Writer::new(&path, &keys.unwrap_or_else(|e| panic!("{e}")), Vec::new()).unwrap();
+    let mut writer = gguf::Writer::new(&path, "", &keys.unwrap_or_else(|e| panic!("{e}")), Vec::new()).unwrap();
     writer.write(|_, _| Ok::<(), turbospark_weights::packed::PackError>(())).unwrap();
     writer.finish().unwrap();
     gguf::open(path).unwrap().metadata
+}
+
+#[test]
+fn named_templates_are_written_and_found_again() {
+    let texts = gguf::TokenizerTexts {
+        tokenizer: &read(&format!("{TINY}/tokenizer.json")),
+        tokenizer_config: None,
+        generation_config: None,
+        config: "{}",
+        chat_template: Some("own"),
+        named_templates: &[("tool_use", "tools"), ("rag-2", "with documents")],
+        vocab_size: 2048,
+    };
+    let metadata = written(&texts);
+    let names = metadata.iter().find(|(key, _)| *key == "tokenizer.chat_templates").unwrap().1;
+    assert_eq!(*names, gguf::Value::Array(gguf::Array::String(vec!["tool_use".into(), "rag_2".into()])));
+    let config = gguf::tokenizer_config_json(&metadata).unwrap();
+    let found = ChatTemplates::read(&TemplateTexts { tokenizer_config: Some(&config), ..Default::default() }).unwrap();
+    let mut found: Vec<_> = found.iter().collect();
+    found.sort_unstable();
+    assert_eq!(found, [("default", "own"), ("rag_2", "with documents"), ("tool_use", "tools")]);
 }
 
 #[test]

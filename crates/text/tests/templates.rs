@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use common::*;
 use family::QWEN_LIKE;
 use serde_json::{Map, Value, json};
-use turbospark_text::{ChatTemplate, RenderOptions, TextError, encode_chat};
+use turbospark_text::{ChatTemplate, ChatTemplates, RenderOptions, TemplateTexts, TextError, encode_chat};
 
 /// Renders messages with a template and shows control tokens as `⟦..⟧`.
 fn show(source: &str, chat: Value, options: &RenderOptions) -> Result<String, TextError> {
@@ -186,14 +186,61 @@ fn the_source_is_found_where_checkpoints_keep_it() {
     assert!(name(None, json!({})).is_err());
     assert!(name(None, json!({"chat_template": 1})).is_err());
     assert!(ChatTemplate::from_files(None, None).is_err());
-    let config = json!({"chat_template": [{"name": "rag", "template": "r"}, {"name": "tool_use", "template": "t"}]});
-    let config = config.to_string();
-    assert!(ChatTemplate::named(Some(&config), "tool_use").unwrap().is_some());
-    assert!(ChatTemplate::named(Some(&config), "default").unwrap().is_none());
-    assert_eq!(ChatTemplate::names(Some(&config)).unwrap(), "\"rag\", \"tool_use\"");
-    assert!(ChatTemplate::named(None, "default").unwrap().is_none());
     let named = "{{ eos_token }}|{{ bos_token is defined }}";
     assert_eq!(name(Some(named), json!({})).unwrap(), "<|im_end|>|False");
+}
+
+#[test]
+fn several_templates_are_found_by_name_wherever_they_are() {
+    let list = |names: &[&str]| -> String {
+        let each = names.iter().map(|name| json!({"name": name, "template": format!("config {name}")}));
+        json!({"chat_template": each.collect::<Vec<_>>()}).to_string()
+    };
+    let tokenizer = byte_tokenizer();
+    let shown = |template: Option<ChatTemplate>| {
+        let segments = template?.render(&tokenizer, &[], &RenderOptions::default()).unwrap();
+        Some(text(&tokenizer, &segments))
+    };
+    let of = |texts: TemplateTexts<'_>| ChatTemplates::read(&texts).unwrap();
+    let files = [("rag".to_owned(), "file rag".to_owned()), ("tool_use".to_owned(), "file tools".to_owned())];
+    let config = list(&["rag", "tool_use", "default", "more"]);
+    let config = Some(config.as_str());
+
+    let all =
+        of(TemplateTexts { jinja: Some("file"), additional: &files, tokenizer_config: config, ..Default::default() });
+    assert_eq!(all.names(), r#""default", "rag", "tool_use", "more""#);
+    assert_eq!(shown(all.own().unwrap()).as_deref(), Some("file"));
+    assert_eq!(shown(all.for_tools().unwrap()).as_deref(), Some("file tools"));
+    assert_eq!(shown(all.named("rag").unwrap()).as_deref(), Some("file rag"));
+    assert_eq!(shown(all.named("more").unwrap()).as_deref(), Some("config more"));
+    assert!(all.named("other").unwrap().is_none());
+
+    // A file alone is one template for all messages, whatever older places have for tools.
+    let file = of(TemplateTexts { jinja: Some("file"), tokenizer_config: config, ..Default::default() });
+    assert!(file.for_tools().unwrap().is_none());
+    let listed = of(TemplateTexts { tokenizer_config: config, ..Default::default() });
+    assert_eq!(shown(listed.for_tools().unwrap()).as_deref(), Some("config tool_use"));
+
+    // The older file of one template, before the tokenizer's.
+    let json = of(TemplateTexts {
+        json: Some(r#"{"chat_template": "json"}"#),
+        tokenizer_config: config,
+        ..Default::default()
+    });
+    assert_eq!(shown(json.own().unwrap()).as_deref(), Some("json"));
+    let processor = r#"{"chat_template": {"default": "processor", "rag": "r"}}"#;
+    let processor = of(TemplateTexts { processor_config: Some(processor), ..Default::default() });
+    assert_eq!(
+        (processor.names().as_str(), shown(processor.own().unwrap()).as_deref()),
+        (r#""default", "rag""#, Some("processor"))
+    );
+
+    // None for all messages: which, has to be said.
+    let named = of(TemplateTexts { additional: &files, ..Default::default() });
+    assert!(named.own().unwrap_err().to_string().contains(r#"but "rag", "tool_use""#));
+    assert!(of(TemplateTexts::default()).own().unwrap().is_none());
+    let wrong = ChatTemplates::read(&TemplateTexts { json: Some("{"), ..Default::default() }).unwrap_err();
+    assert!(wrong.to_string().contains("chat_template.json"), "{wrong}");
 }
 
 #[test]

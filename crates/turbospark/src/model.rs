@@ -19,7 +19,7 @@ use crate::{Cancel, Error, PromptBuilder, PromptLimits, Result, Sampling, Sessio
 mod load;
 
 use load::name_of;
-pub(crate) use load::own_image_config;
+pub(crate) use load::{own_image_config, own_templates};
 
 /// A checkpoint ready to run. Cheap to clone; all clones share the weights and the cache.
 #[derive(Clone)]

@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Value, json};
 use support::packers;
@@ -164,12 +164,18 @@ fn what_gguf_has_no_words_for_is_refused() {
     }
 }
 
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort_unstable();
+    names
+}
+
 #[test]
-fn nothing_is_written_over_and_nothing_is_left_behind() {
+fn nothing_is_written_over_and_nothing_is_named_before_it_is_whole() {
     let config = with_vocabulary(dense());
     let source = folder(&config, &random_checkpoint(&config, ExpertLayout::Split, false, 1));
-    let target = tempfile::tempdir().unwrap();
-    let list = || std::fs::read_dir(target.path()).unwrap().map(|e| e.unwrap().path()).collect::<Vec<PathBuf>>();
+    let [target, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let cancel = Cancel::new();
     let mut calls = 0;
     let error = pack(source.path(), target.path(), &options(None), &cancel, &mut |_| {
@@ -179,10 +185,62 @@ fn nothing_is_written_over_and_nothing_is_left_behind() {
         }
     });
     assert!(matches!(error, Err(Error::Cancelled)), "{error:?}");
-    assert_eq!(list(), Vec::<PathBuf>::new());
-    written(source.path(), target.path(), None);
-    assert_eq!(list().len(), 2);
+    assert_eq!(names(target.path()), ["m-F32.gguf.partial", "m-F32.gguf.partial.json"]);
+    let report = written(source.path(), target.path(), None);
+    assert!(report.resumed > 0 && report.resumed < report.bytes, "{} of {}", report.resumed, report.bytes);
+    assert_eq!(names(target.path()), ["m-F32.gguf", "mmproj-m-F32.gguf"]);
     let again = pack(source.path(), target.path(), &options(None), &Cancel::new(), &mut |_| {}).unwrap_err();
     assert!(again.to_string().contains("m-F32.gguf") && again.to_string().contains("already"), "{again}");
-    assert_eq!(list().len(), 2);
+    assert_eq!(names(target.path()).len(), 2);
+
+    // In two runs as in one.
+    for (a, b) in report.files.iter().zip(&written(source.path(), other.path(), None).files) {
+        assert!(std::fs::read(a).unwrap() == std::fs::read(b).unwrap(), "{}", a.display());
+    }
+
+    // A weight that can't be written: no run could go on.
+    let mut tensors = random_checkpoint(&config, ExpertLayout::Split, false, 1);
+    let last = "model.language_model.layers.3.mlp.down_proj.weight";
+    tensors.insert(last.to_owned(), RawTensor::f32(&[256, 256], &vec![f32::NAN; 256 * 256]));
+    let (source, target) = (folder(&config, &tensors), tempfile::tempdir().unwrap());
+    let said = pack(source.path(), target.path(), &options(Some(Quant::Q8_0)), &Cancel::new(), &mut |_| {});
+    assert!(said.unwrap_err().to_string().contains(last));
+    assert_eq!(names(target.path()), Vec::<String>::new());
+}
+
+/// The run that is killed: this test itself, in a process of its own.
+const KILLED: &str = "TURBOSPARK_TEST_PACK_INTO";
+
+#[test]
+fn a_killed_run_goes_on() {
+    if let Some(target) = std::env::var_os(KILLED) {
+        let mut at = 0;
+        let mut progress = |p: turbospark::pack::PackProgress| {
+            at = p.bytes;
+            if 2 * at > p.of {
+                std::process::exit(9);
+            }
+        };
+        let paths = target.into_string().unwrap();
+        let (source, target) = paths.split_once('\n').unwrap();
+        let _ = pack(source, target, &options(Some(Quant::Q8_0)), &Cancel::new(), &mut progress);
+        unreachable!("killed at {at} bytes");
+    }
+    let config = with_vocabulary(hybrid());
+    let source = folder(&config, &random_checkpoint(&config, ExpertLayout::Split, true, 6));
+    let [target, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let paths = format!("{}\n{}", source.path().display(), target.path().display());
+    let run = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_killed_run_goes_on"])
+        .env(KILLED, paths)
+        .output()
+        .unwrap();
+    assert_eq!(run.status.code(), Some(9), "{run:?}");
+    assert!(names(target.path()).iter().all(|name| name.contains(".partial")), "{:?}", names(target.path()));
+    let report = written(source.path(), target.path(), Some(Quant::Q8_0));
+    assert!(report.resumed > report.bytes / 4, "{} of {}", report.resumed, report.bytes);
+    for (a, b) in report.files.iter().zip(&written(source.path(), other.path(), Some(Quant::Q8_0)).files) {
+        assert!(std::fs::read(a).unwrap() == std::fs::read(b).unwrap(), "{}", a.display());
+    }
+    assert_eq!(names(target.path()).len(), 2);
 }

@@ -17,8 +17,13 @@ use crate::{
 };
 
 const SINGLE_NAME: &str = "model.safetensors";
-/// What GPTQ folders had before `config.json` said it.
-const OLDER_QUANTISATION: &str = "quantize_config.json";
+/// What GPTQ and AWQ folders had before `config.json` said it.
+const OLDER_QUANTISATION: [&str; 2] = ["quantize_config.json", "quant_config.json"];
+
+/// The folder of chat templates beside the one in `chat_template.jinja`.
+pub const ADDITIONAL_TEMPLATES: &str = "additional_chat_templates";
+/// More than any model has.
+const MOST_TEMPLATES: usize = 64;
 
 /// A text file beside the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -181,6 +186,32 @@ impl Folder {
         self.text(sidecar)?.ok_or_else(|| self.missing(sidecar.file_name()))
     }
 
+    /// Name and text of the chat templates in `additional_chat_templates`, in name order: a template a file, `NAME.jinja`.
+    ///
+    /// # Errors
+    /// The system's; a file that is no text, or too large.
+    pub fn additional_chat_templates(&self) -> Result<Vec<(String, String)>> {
+        let Origin::Disk(folder) = &self.origin else { return Ok(Vec::new()) };
+        let folder = folder.join(ADDITIONAL_TEMPLATES);
+        let entries = match std::fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
+            Err(source) => return Err(Error::Io { path: folder, source }),
+        };
+        let mut names: Vec<String> = entries
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter_map(|file| file.strip_suffix(".jinja").map(str::to_owned))
+            .filter(|name| !name.is_empty() && !name.starts_with('.'))
+            .collect();
+        names.sort_unstable();
+        let text = |name: String| {
+            let file = format!("{ADDITIONAL_TEMPLATES}/{name}.jinja");
+            let text = self.read_text(&file, Sidecar::ChatTemplate.max_bytes())?;
+            Ok(text.map(|text| (name, text.into_owned())))
+        };
+        names.into_iter().take(MOST_TEMPLATES).filter_map(|name| text(name).transpose()).collect()
+    }
+
     /// Opens the weights: the file or index that was named, else `model.safetensors`, else the shards of
     /// `model.safetensors.index.json`, else the only safetensors file there is. Tensors that a quantising program
     /// wrote are found under the published names.
@@ -193,7 +224,8 @@ impl Folder {
         }
         let json = |text: Option<Cow<'static, str>>| text.and_then(|t| serde_json::from_str::<Value>(&t).ok());
         let config = json(self.text(Sidecar::Config)?);
-        let older = json(self.read_text(OLDER_QUANTISATION, Sidecar::Config.max_bytes())?);
+        let older = OLDER_QUANTISATION.iter().map(|name| self.read_text(name, Sidecar::Config.max_bytes()));
+        let older = older.collect::<Result<Vec<_>>>()?.into_iter().find_map(json);
         self.stored()?.read_as(|table, bytes| readings::read(table, config.as_ref(), older.as_ref(), bytes))
     }
 

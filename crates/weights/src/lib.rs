@@ -44,7 +44,7 @@ pub use claims::Claims;
 pub use direct::{DirectFile, DirectRead, read_together};
 pub use error::{Error, HeaderError, TensorError};
 pub use file::WeightFile;
-pub use folder::{Folder, Sidecar};
+pub use folder::{ADDITIONAL_TEMPLATES, Folder, Sidecar};
 pub use gguf::{MetadataError, SplitError};
 pub use guard::guard_mappings;
 pub use header::MAX_HEADER_BYTES;

@@ -122,6 +122,22 @@ fn honest_modules_are_read() {
     }
 }
 
+/// Before `config.json` said it, GPTQ and AWQ had files of their own.
+#[test]
+fn older_folders_say_it_beside_the_configuration() {
+    let gptq = json!({"bits": 4, "group_size": 32, "desc_act": false, "sym": true});
+    let awq = json!({"w_bit": 4, "q_group_size": 32, "zero_point": true, "version": "GEMM"});
+    for (method, file, text) in [(5, "quantize_config.json", gptq), (3, "quant_config.json", awq)] {
+        let folder = tempfile::tempdir().unwrap();
+        let (_, _, parts) = module(method);
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), pack(&tensors(&parts, 0))).unwrap();
+        std::fs::write(folder.path().join(file), text.to_string()).unwrap();
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        assert!(matches!(checkpoint.entry("m.weight"), Some(Entry::Scaled(_))), "{file}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 

@@ -65,7 +65,8 @@ the model; Ctrl-C keeps what is whole, and the same command goes on from there.
 
 GGUF files hold what llama.cpp's converter would write, tokenizer and chat template among it; what
 GGUF has no words for is refused. Weights with scales of their own (MLX, FP8, AWQ, GPTQ) are
-widened and quantised to --quant, or become F16 without it. Ctrl-C leaves nothing behind.";
+widened and quantised to --quant, or become F16 without it. Files are NAME.gguf.partial until all
+are whole; the same command goes on from there, too.";
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Format {
@@ -115,12 +116,7 @@ pub fn run(args: &PackArgs, verbose: bool) -> anyhow::Result<Outcome> {
     }
     let report = match packed {
         Err(turbospark::Error::Cancelled) => {
-            console::note(match args.format {
-                Format::Folder => format_args!("stopped; the same command goes on from here"),
-                Format::Gguf => format_args!(
-                    "stopped; nothing is left: GGUF files are not resumed, and the same command begins anew"
-                ),
-            });
+            console::note(format_args!("stopped; the same command goes on from here"));
             return Ok(Outcome::Interrupted);
         }
         other => other?,

@@ -82,12 +82,13 @@ impl Task for Pick<'_> {
 }
 
 impl Pick<'_> {
-    /// The same from a quantised table: each row is dequantised, then added.
+    /// The same from a quantised table: each row is dequantised, its columns put in the order of the inputs, then added.
     #[inline(always)]
     fn quantised<S: Simd>(self, s: S) {
         let n = self.out.dim(1);
-        let mut local = local(n);
-        let wide = local.all();
+        let order = self.table.order();
+        let mut local = local(if order.is_some() { 2 * n } else { n });
+        let (wide, ordered) = local.all().split_at_mut(n);
         for r in self.rows {
             let ids = &self.index[r * self.taps..(r + 1) * self.taps];
             if ids.first().is_some_and(|&id| id < 0) {
@@ -97,6 +98,16 @@ impl Pick<'_> {
             for (t, &id) in ids.iter().enumerate() {
                 // SAFETY: ids lie in the table (checked in `gather`).
                 unsafe { self.table.dequantise(s, id as usize, 0, wide) };
+                let wide = match order {
+                    Some(order) => {
+                        for (j, &x) in wide.iter().enumerate() {
+                            // SAFETY: an input of the row for each column (checked in `Access::linear`).
+                            unsafe { *ordered.get_unchecked_mut(*order.add(j) as usize) = x };
+                        }
+                        &*ordered
+                    }
+                    None => &*wide,
+                };
                 for j in (0..n).step_by(S::LANES) {
                     let some = S::LANES.min(n - j);
                     // SAFETY: the row of `out` is this part's alone; `some` elements are left in both.

@@ -25,12 +25,17 @@ pub struct Gather<'a> {
 
 impl Gather<'_> {
     pub(super) fn check(&self) -> Checked {
-        self.table.views().try_for_each(|v| rank("table", v, 2))?;
         rank("out", &self.out, 2)?;
         let (rows, n) = (self.out.dim(0), self.out.dim(1));
         match &self.table {
-            LinearWeight::View(table) => super::check::rows("table", table, &[table.dim(0), n])?,
-            LinearWeight::Scaled(table) => scaled("table", table, table.codes.dim(0), n)?,
+            LinearWeight::View(table) => {
+                rank("table", table, 2)?;
+                super::check::rows("table", table, &[table.dim(0), n])?;
+            }
+            LinearWeight::Scaled(table) => {
+                rank("table codes", &table.codes, 2)?;
+                scaled("table", table, table.codes.dim(0), n)?;
+            }
         }
         f32s("out", &self.out, &[rows, n])?;
         self.table.views().try_for_each(|v| apart("table", v, "out", &self.out))?;

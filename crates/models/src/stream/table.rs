@@ -90,8 +90,10 @@ pub(crate) fn shards(linear: &Linear, bytes: usize) -> Option<Vec<(usize, Linear
     let row: u64 = places.iter().map(|p| p.length).sum::<u64>().div_ceil(rows.max(1) as u64);
     let shared = match linear {
         Linear::Piece(_) => 1,
-        // One scale for all rows can't be cut.
-        Linear::Scaled(s) if s.form.rows() > rows => return None,
+        // One scale for all rows can't be cut, nor one for more of them than a part may have.
+        Linear::Scaled(s) if s.form.rows() > rows || s.form.rows() as u64 * row > (bytes as u64).max(row) => {
+            return None;
+        }
         Linear::Scaled(s) => s.form.rows(),
     };
     let some = (bytes as u64 / row.max(1)).max(1) as usize;

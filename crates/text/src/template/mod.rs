@@ -5,6 +5,7 @@ mod environment;
 mod json;
 mod mask;
 mod python;
+mod several;
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -19,6 +20,7 @@ use crate::message::{Content, Message, Part, Role, ToolCall};
 use crate::{Segment, Tokenizer};
 use environment::{Now, Raised, describe, environment, without_generation_tags};
 use mask::{Marking, Mask, UsedPrivate};
+pub use several::{ChatTemplates, TemplateTexts};
 
 /// Variables of a render that are ours: private characters in use, and the time.
 const MARKS: &str = "turbospark_marks";
@@ -56,32 +58,6 @@ pub struct ChatTemplate {
     reads_parts: bool,
 }
 
-/// What a single template is called.
-const DEFAULT: &str = "default";
-
-/// The templates of a `tokenizer_config.json`, by name.
-fn named(config: Option<&str>) -> Result<Option<Vec<(String, String)>>> {
-    let Some(config) = config else { return Ok(None) };
-    let mut config: Value =
-        serde_json::from_str(config).map_err(|error| TextError::TokenizerConfig(error.to_string()))?;
-    match config.get_mut("chat_template").map(Value::take) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(source)) => Ok(Some(vec![(DEFAULT.to_owned(), source)])),
-        Some(Value::Array(named)) => {
-            let text = |entry: &Value, key| entry[key].as_str().map(str::to_owned);
-            Ok(Some(named.iter().filter_map(|entry| Some((text(entry, "name")?, text(entry, "template")?))).collect()))
-        }
-        Some(_) => Err(TextError::Template("it is neither a string nor a list of templates".to_owned())),
-    }
-}
-
-fn list(named: &[(String, String)]) -> String {
-    match named {
-        [] => "none".to_owned(),
-        _ => named.iter().map(|(name, _)| format!("{name:?}")).collect::<Vec<_>>().join(", "),
-    }
-}
-
 impl ChatTemplate {
     /// Parses a template's source.
     pub fn new(source: &str) -> Result<Self> {
@@ -97,35 +73,15 @@ impl ChatTemplate {
         Ok(ChatTemplate { reads_parts: signs.iter().any(|sign| source.contains(sign)), env, source, variables })
     }
 
-    /// Takes `chat_template.jinja` where there is one, else `chat_template` of `tokenizer_config.json`
-    /// (or `chat_template.json`): a string, or a list of named templates with one called `default`.
+    /// `chat_template.jinja` where there is one, else `chat_template` of `tokenizer_config.json`; [`ChatTemplates`] has
+    /// all places and all names.
+    ///
+    /// # Errors
+    /// Where there is none, or it can't be parsed.
     pub fn from_files(jinja: Option<&str>, config: Option<&str>) -> Result<Self> {
-        if let Some(source) = jinja {
-            return ChatTemplate::new(source);
-        }
-        let bad = |message: &str| TextError::Template(message.to_owned());
-        let named = named(config)?.ok_or_else(|| bad("the checkpoint has none"))?;
-        match named.iter().find(|(name, _)| name == DEFAULT) {
-            Some((_, source)) => ChatTemplate::new(source),
-            None => Err(bad(&format!("the checkpoint has none named \"default\", but {}", list(&named)))),
-        }
-    }
-
-    /// The template of that name in `chat_template` of `tokenizer_config.json`, where there is one.
-    ///
-    /// # Errors
-    /// A configuration or a template that can't be parsed.
-    pub fn named(config: Option<&str>, name: &str) -> Result<Option<Self>> {
-        let named = named(config)?.unwrap_or_default();
-        named.iter().find(|(known, _)| known == name).map(|(_, source)| ChatTemplate::new(source)).transpose()
-    }
-
-    /// The names of the templates in `chat_template` of `tokenizer_config.json`, for people.
-    ///
-    /// # Errors
-    /// A configuration that can't be parsed.
-    pub fn names(config: Option<&str>) -> Result<String> {
-        Ok(list(&named(config)?.unwrap_or_default()))
+        let texts = TemplateTexts { jinja, tokenizer_config: config, ..TemplateTexts::default() };
+        let none = || TextError::Template("the checkpoint has none".to_owned());
+        ChatTemplates::read(&texts)?.own()?.ok_or_else(none)
     }
 
     /// Whether the template reads a variable of this name: an argument it does not read has no effect.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use turbospark_device::{Device, DeviceError};
 use turbospark_models::config::Config;
 use turbospark_models::{CacheShape, LoadAs, ModelError, Planned, Residency, UnitSizes};
-use turbospark_text::{ChatTemplate, GenerationConfig, Tokenizer};
+use turbospark_text::{ChatTemplate, ChatTemplates, GenerationConfig, TemplateTexts, Tokenizer};
 use turbospark_vision::{DecodeLimits, ImageConfig};
 use turbospark_weights::{Folder, Linear, Piece, Place, Sidecar};
 
@@ -46,10 +46,10 @@ impl Model {
         let tokenizer_config = folder.text(Sidecar::TokenizerConfig)?;
         let tokenizer_json = folder.require(Sidecar::Tokenizer)?;
         let tokenizer = Tokenizer::from_json(tokenizer_json.as_bytes(), tokenizer_config.as_deref())?;
-        let jinja = folder.text(Sidecar::ChatTemplate)?;
+        let templates = own_templates(folder)?;
         let (template, tool_template) = match &options.chat_template {
-            Some(choice) => (Some(chosen_template(choice, tokenizer_config.as_deref())?), None),
-            None => templates(jinja.as_deref(), tokenizer_config.as_deref())?,
+            Some(choice) => (Some(chosen_template(choice, &templates)?), None),
+            None => (templates.own()?, templates.for_tools()?),
         };
         let generation = folder.text(Sidecar::GenerationConfig)?;
         let generation = GenerationConfig::load(generation.as_deref(), Some(&config_text), Some(&tokenizer))?;
@@ -138,30 +138,33 @@ impl Model {
     }
 }
 
-/// The checkpoint's template, and the one for messages with tools where it is another.
-fn templates(jinja: Option<&str>, config: Option<&str>) -> Result<(Option<ChatTemplate>, Option<ChatTemplate>)> {
-    match (jinja, config) {
-        (None, Some(config)) if !config.contains("\"chat_template\"") => return Ok((None, None)),
-        (None, None) => return Ok((None, None)),
-        _ => {}
-    }
-    // A file of its own is one template for all.
-    let for_tools = if jinja.is_none() { ChatTemplate::named(config, "tool_use")? } else { None };
-    Ok((Some(ChatTemplate::from_files(jinja, config)?), for_tools))
+/// The templates of a checkpoint.
+pub(crate) fn own_templates(folder: &Folder) -> Result<ChatTemplates> {
+    let text = |sidecar| folder.text(sidecar);
+    let additional = folder.additional_chat_templates()?;
+    let (jinja, json) = (text(Sidecar::ChatTemplate)?, text(Sidecar::ChatTemplateJson)?);
+    let (processor, tokenizer) = (text(Sidecar::ProcessorConfig)?, text(Sidecar::TokenizerConfig)?);
+    Ok(ChatTemplates::read(&TemplateTexts {
+        jinja: jinja.as_deref(),
+        additional: &additional,
+        json: json.as_deref(),
+        processor_config: processor.as_deref(),
+        tokenizer_config: tokenizer.as_deref(),
+    })?)
 }
 
 /// The template that was asked for: a file, or one of the checkpoint's by its name.
-fn chosen_template(choice: &str, config: Option<&str>) -> Result<ChatTemplate> {
+fn chosen_template(choice: &str, templates: &ChatTemplates) -> Result<ChatTemplate> {
     if Path::new(choice).extension().is_some_and(|e| e == "jinja") {
         let source = std::fs::read_to_string(choice)
             .map_err(|e| Error::Options(format!("the chat template {choice:?} can't be read: {e}")))?;
         return Ok(ChatTemplate::new(&source)?);
     }
-    ChatTemplate::named(config, choice)?.map(Ok).unwrap_or_else(|| {
-        let names = ChatTemplate::names(config)?;
-        Err(Error::Options(format!(
+    templates.named(choice)?.ok_or_else(|| {
+        let names = templates.names();
+        Error::Options(format!(
             "the model has no chat template named {choice:?}; it has {names}; a file must end in .jinja"
-        )))
+        ))
     })
 }
 

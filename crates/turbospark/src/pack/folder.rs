@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use serde_json::Value;
-use turbospark_models::{Quant, plan};
+use turbospark_models::plan;
 use turbospark_weights::packed::Writer;
-use turbospark_weights::{Checkpoint, Folder, Sidecar};
+use turbospark_weights::{ADDITIONAL_TEMPLATES, Folder, Sidecar};
 
 use super::fill::Filler;
 use super::units::{self, Job};
-use super::{PackOptions, PackProgress, PackReport, Source, room};
+use super::{PackOptions, PackProgress, PackReport, Source, made, room};
 use crate::{Cancel, Error, Result};
 
 pub(super) fn pack(
@@ -61,21 +61,6 @@ pub(super) fn pack(
     })
 }
 
-/// What the manifest says of its making; a resumed run must say the same.
-fn made(source: &Path, checkpoint: &Checkpoint, options: &PackOptions) -> String {
-    let format = |q: Option<Quant>| q.map_or("as stored".to_owned(), |q| q.to_string());
-    let files: Vec<String> =
-        checkpoint.files().iter().map(|f| format!("{} ({} bytes)", f.name(), f.length())).collect();
-    let name = source.file_name().unwrap_or(source.as_os_str()).to_string_lossy();
-    format!(
-        "from {name}: {}; text {}, vision {}{}",
-        files.join(", "),
-        format(options.quant),
-        format(options.vision_quant),
-        if options.requantise { ", quantised again" } else { "" }
-    )
-}
-
 /// The texts beside the weights; of the configuration without what it said of another program's quantising.
 fn side_files(folder: &Folder, writer: &Writer, config_text: &str) -> Result<()> {
     let mut config: Value = serde_json::from_str(config_text).expect("it was read as a configuration");
@@ -93,6 +78,9 @@ fn side_files(folder: &Folder, writer: &Writer, config_text: &str) -> Result<()>
         if let Some(text) = folder.text(sidecar)? {
             writer.side_file(sidecar.file_name(), text.as_bytes())?;
         }
+    }
+    for (name, text) in folder.additional_chat_templates()? {
+        writer.side_file(&format!("{ADDITIONAL_TEMPLATES}/{name}.jinja"), text.as_bytes())?;
     }
     Ok(())
 }

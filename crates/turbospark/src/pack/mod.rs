@@ -116,11 +116,12 @@ struct Source<'a> {
 }
 
 /// Packs the checkpoint at `source` into the folder `target`. As [`PackFormat::Folder`] that is new, empty, or of an
-/// interrupted run of the same packing, which goes on; GGUF files are put beside what is there.
+/// interrupted run of the same packing, which goes on; GGUF files are put beside what is there, and an interrupted run
+/// goes on from `NAME.gguf.partial`.
 ///
 /// # Errors
-/// What is wrong with the source, by tensor; what GGUF has no words for; the disk's; [`Error::Cancelled`]. Of a folder
-/// what is whole stays for the next run, of GGUF files nothing.
+/// What is wrong with the source, by tensor; what GGUF has no words for; the disk's; [`Error::Cancelled`]. What is whole
+/// stays for the next run where one may go on.
 ///
 /// [`Error::Cancelled`]: crate::Error::Cancelled
 pub fn pack(
@@ -160,4 +161,19 @@ fn room(target: &Path, needed: u64) -> Result<()> {
         Ok(free) if free < needed => Err(PackError::NoSpace { path: target.to_owned(), needed, free }.into()),
         _ => Ok(()),
     }
+}
+
+/// What is packed and how; a resumed run must say the same.
+fn made(source: &Path, checkpoint: &Checkpoint, options: &PackOptions) -> String {
+    let format = |q: Option<Quant>| q.map_or("as stored".to_owned(), |q| q.to_string());
+    let files: Vec<String> =
+        checkpoint.files().iter().map(|f| format!("{} ({} bytes)", f.name(), f.length())).collect();
+    let name = source.file_name().unwrap_or(source.as_os_str()).to_string_lossy();
+    format!(
+        "from {name}: {}; text {}, vision {}{}",
+        files.join(", "),
+        format(options.quant),
+        format(options.vision_quant),
+        if options.requantise { ", quantised again" } else { "" }
+    )
 }

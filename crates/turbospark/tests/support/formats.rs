@@ -98,6 +98,12 @@ pub fn formats() -> Vec<Format> {
     add("compressed int8", packers::int8(), quant(other("int-quantized")), false);
     add("compressed fp8 by row", packers::fp8([1, 0], "weight_scale"), quant(other("float-quantized")), false);
     add("compressed nvfp4", packers::nvfp4(), quant(other("nvfp4-pack-quantized")), false);
+    add("compressed mxfp4", packers::compressed_floats("mxfp4"), quant(other("mxfp4-pack-quantized")), false);
+    add("compressed mxfp8", packers::compressed_floats("mxfp8"), quant(other("mxfp8-quantized")), false);
+    let modelopt = json!({"quant_method": "modelopt", "quant_algo": "NVFP4"});
+    add("modelopt nvfp4", packers::modelopt(), quant(modelopt), false);
+    let modelopt = json!({"quant_method": "modelopt", "quant_algo": "FP8"});
+    add("modelopt fp8", packers::fp8([0, 0], "weight_scale"), quant(modelopt), false);
     all
 }
 
@@ -113,11 +119,21 @@ fn is_quantised(name: &str, t: &RawTensor, mlx: bool) -> bool {
 
 /// A folder's tensors in a format, and the same weights as F32 under the published names.
 pub fn quantised(source: &Stored, format: &Format) -> (Stored, Stored) {
+    quantised_where(source, format, &|name, t| is_quantised(name, t, format.mlx))
+}
+
+/// As [`quantised`], every matrix that the format has room for, whatever it is for: embedding, head, router, gates, and
+/// the tower's.
+pub fn quantised_whole(source: &Stored, format: &Format) -> (Stored, Stored) {
+    quantised_where(source, format, &|name, t| t.dims.len() == 2 && name.ends_with(".weight"))
+}
+
+fn quantised_where(source: &Stored, format: &Format, chosen: &dyn Fn(&str, &RawTensor) -> bool) -> (Stored, Stored) {
     let (mut folder, mut plain) = (Stored::new(), Stored::new());
     let mut experts: BTreeMap<String, Vec<RawTensor>> = BTreeMap::new();
     for (name, t) in source {
         let stem = name.trim_end_matches(".weight");
-        let packed = match is_quantised(name, t, format.mlx) {
+        let packed = match chosen(name, t) {
             true => (format.packer)(stem, &t.values(), t.dims[0], t.dims[1]),
             false => None,
         };

@@ -421,3 +421,29 @@ pub fn nvfp4() -> Packer {
         Some(Packed { tensors, meaning })
     })
 }
+
+/// compressed-tensors' `mxfp4` and `mxfp8`: MLX's, in bytes and under other names.
+pub fn compressed_floats(mode: &'static str) -> Packer {
+    let inner = mlx_floats(mode);
+    Box::new(move |stem, w, out, columns| {
+        let Packed { mut tensors, meaning } = inner(stem, w, out, columns)?;
+        let (scales, codes) = (tensors.pop()?.1, tensors.pop()?.1);
+        let (name, dtype) = if mode == "mxfp4" { ("weight_packed", Dtype::U8) } else { ("weight", Dtype::F8_E4M3) };
+        let codes = RawTensor::new(dtype, &[out, codes.bytes.len() / out], codes.bytes);
+        let tensors = vec![(format!("{stem}.{name}"), codes), (format!("{stem}.weight_scale"), scales)];
+        Some(Packed { tensors, meaning })
+    })
+}
+
+/// ModelOpt's `NVFP4`: as compressed-tensors', with the scale of all multiplied.
+pub fn modelopt() -> Packer {
+    let inner = nvfp4();
+    Box::new(move |stem, w, out, columns| {
+        let Packed { mut tensors, meaning } = inner(stem, w, out, columns)?;
+        let global = tensors[2].1.values()[0];
+        tensors[0].0 = format!("{stem}.weight");
+        tensors[2] = (format!("{stem}.weight_scale_2"), RawTensor::f32(&[1], &[1.0 / global]));
+        tensors.push((format!("{stem}.input_scale"), RawTensor::f32(&[1], &[0.5])));
+        Some(Packed { tensors, meaning })
+    })
+}

@@ -16,6 +16,7 @@ pub use layout::{Part, Spec, Unit};
 pub use manifest::MANIFEST_NAME;
 pub(crate) use manifest::{MAX_MANIFEST_BYTES, open};
 pub use writer::{PackError, Writer};
+pub(crate) use writer::{hex, write_whole};
 
 /// Where units begin: what direct reads ask for.
 pub const UNIT_ALIGNMENT: u64 = 4096;

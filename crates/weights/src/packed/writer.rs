@@ -176,14 +176,25 @@ impl Writer {
     }
 
     fn atomically(&self, name: &str, bytes: &[u8]) -> Result<(), PackError> {
-        let (partial, target) = (self.folder.join(format!("{name}.partial")), self.folder.join(name));
-        let io = |source| PackError::Io { path: target.clone(), source };
-        let mut file = File::create(&partial).map_err(io)?;
-        file.write_all(bytes).map_err(io)?;
-        file.sync_all().map_err(io)?;
-        drop(file);
-        fs::rename(&partial, &target).map_err(io)
+        let target = self.folder.join(name);
+        if let Some(parent) = target.parent() {
+            fs::create_dir_all(parent).map_err(|source| PackError::Io { path: parent.to_owned(), source })?;
+        }
+        write_whole(&target, bytes)
     }
+}
+
+/// Writes a small file: all of it, or what was there before stays.
+pub(crate) fn write_whole(target: &Path, bytes: &[u8]) -> Result<(), PackError> {
+    let mut partial = target.as_os_str().to_owned();
+    partial.push(".partial");
+    let partial = PathBuf::from(partial);
+    let io = |source| PackError::Io { path: target.to_owned(), source };
+    let mut file = File::create(&partial).map_err(io)?;
+    file.write_all(bytes).map_err(io)?;
+    file.sync_all().map_err(io)?;
+    drop(file);
+    fs::rename(&partial, target).map_err(io)
 }
 
 /// Indices of tensor and part, and the part.
@@ -192,6 +203,7 @@ fn parts(unit: &PlacedUnit) -> impl Iterator<Item = (usize, usize, &super::layou
     tensors.flat_map(|(t, tensor)| tensor.parts.iter().enumerate().map(move |(p, part)| (t, p, part)))
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Lower-case hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -6,23 +6,25 @@
 //! along the outputs. Newer versions pack 3, 5, 6 and 7 bits densely, older ones leave the top of a word empty; only
 //! the width tells.
 //!
-//! Others: `weight` int8 or F8_E4M3 times `weight_scale`; `nvfp4` codes times `weight_scale / weight_global_scale`.
+//! Others: `weight` int8 or F8_E4M3 times `weight_scale`; `nvfp4` codes times `weight_scale / weight_global_scale`, `mxfp4`
+//! codes times a power of two.
 
 use serde_json::Value;
 use turbospark_tensor::{Code, DType, Shape};
 
 use super::order;
-use super::{FLOATS, Object, Raw, bad, bits, expect, floats, form, fp8, matrix, words, write_floats};
+use super::{CACHE_SCALES, FLOATS, Object, Raw, bad, bits, expect, floats, form, fp8, matrix, words, write_floats};
 use crate::checkpoint::Entry;
 use crate::{Error, Made, Piece, Place, Result, Scaled};
 
 pub(super) fn read(raw: &mut Raw<'_>, quant: &Object) -> Result<()> {
-    raw.drop_suffixes(&[".input_scale", ".input_zero_point", ".input_global_scale"]);
+    raw.drop_suffixes(&[".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale"]);
+    raw.drop_suffixes(&CACHE_SCALES);
     let known = known(quant)?;
     for stem in raw.stems(".weight_packed") {
         let codes = raw.take(&format!("{stem}.weight_packed"))?;
         let entry = match codes.dtype {
-            DType::U8 => Entry::Scaled(nvfp4(raw, &stem, codes)?),
+            DType::U8 => Entry::Scaled(small_floats(raw, &stem, codes)?),
             _ => packed(raw, &stem, codes, &known)?,
         };
         raw.put_entry(format!("{stem}.weight"), entry)?;
@@ -236,24 +238,47 @@ impl Combine {
     }
 }
 
-/// `w = e2m1 * weight_scale / weight_global_scale`.
-fn nvfp4(raw: &mut Raw<'_>, stem: &str, codes: Place) -> Result<Scaled> {
+/// `nvfp4`, `w = e2m1 * weight_scale / weight_global_scale`, or `mxfp4`, `w = e2m1 * 2^(weight_scale - 127)`.
+fn small_floats(raw: &mut Raw<'_>, stem: &str, codes: Place) -> Result<Scaled> {
     let part = |suffix: &str| format!("{stem}.{suffix}");
-    let name = part("weight_packed");
-    let [out, row] = matrix(&name, &codes)?;
-    let (inner, groups) = (2 * row, row / 8);
     let scales = raw.take(&part("weight_scale"))?;
-    expect(&part("weight_scale"), &scales, &[DType::F8_E4M3], &[out, groups])?;
-    let global = raw.take(&part("weight_global_scale"))?;
+    let global = raw.take_if_any(&part("weight_global_scale"))?;
+    let names = [part("weight_packed"), part("weight_scale"), part("weight_global_scale")];
+    match global {
+        Some(global) => nvfp4(&names, codes, scales, global, |scale, global| scale / global),
+        None => {
+            let [out, row] = matrix(&names[0], &codes)?;
+            expect(&names[1], &scales, &[DType::U8, DType::F8_E8M0], &[out, (2 * row).div_ceil(32)])?;
+            let form = form(&names[0], Code::E2M1, 32, 1)?;
+            let scales = Piece::Place(scales).seen_as(DType::F8_E8M0, scales.shape);
+            let shape = Shape::from([out, 2 * row]);
+            Ok(Scaled { shape, codes: Piece::Place(codes), scales, biases: None, order: None, form })
+        }
+    }
+}
+
+/// Codes of four bits, a scale for 16 of them, and one for all, which `combine` puts together. The names are those of
+/// the three.
+pub(super) fn nvfp4(
+    names: &[String; 3],
+    codes: Place,
+    scales: Place,
+    global: Place,
+    combine: fn(f32, f32) -> f32,
+) -> Result<Scaled> {
+    let [out, row] = matrix(&names[0], &codes)?;
+    expect(&names[0], &codes, &[DType::U8], &[out, row])?;
+    let (inner, groups) = (2 * row, row.div_ceil(8));
+    expect(&names[1], &scales, &[DType::F8_E4M3], &[out, groups])?;
     if global.dtype != DType::F32 || global.shape.elements() != 1 {
         let found = format!("{} {}, expected F32 [1]", global.dtype, global.shape);
-        return Err(bad(&part("weight_global_scale"), found));
+        return Err(bad(&names[2], found));
     }
-    let form = form(&name, Code::E2M1, 16, 1)?;
+    let form = form(&names[0], Code::E2M1, 16, 1)?;
     let grid = Shape::from([out, groups]);
-    let scales = Made::new("divided", vec![scales, global], DType::F32, grid, |parts, bytes| {
+    let scales = Made::new("with the scale of all", vec![scales, global], DType::F32, grid, move |parts, bytes| {
         let global = floats(&parts[1], DType::F32)[0];
-        write_floats(bytes, parts[0].iter().map(|&b| turbospark_tensor::e4m3_to_f32(b) / global));
+        write_floats(bytes, parts[0].iter().map(|&b| combine(turbospark_tensor::e4m3_to_f32(b), global)));
     });
     let codes = Piece::Place(codes);
     Ok(Scaled { shape: Shape::from([out, inner]), codes, scales: Piece::Made(scales), biases: None, order: None, form })

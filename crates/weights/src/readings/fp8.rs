@@ -20,6 +20,7 @@ pub(super) fn read(raw: &mut Raw<'_>, quant: &Object) -> Result<()> {
         }
     };
     raw.drop_suffixes(&[".activation_scale", ".input_scale", ".activation_scale_inv"]);
+    raw.drop_suffixes(&super::CACHE_SCALES);
     for suffix in ["weight_scale_inv", "gate_up_proj_scale_inv", "down_proj_scale_inv", "weight_scale"] {
         let dotted = format!(".{suffix}");
         for stem in raw.stems(&dotted) {
@@ -31,7 +32,7 @@ pub(super) fn read(raw: &mut Raw<'_>, quant: &Object) -> Result<()> {
             raw.put(weight, scaled)?;
         }
     }
-    Ok(())
+    super::fused::read(raw)
 }
 
 /// Codes of one byte with one scale a block of `sides`, a row or a tensor, by the shape of the scales.
@@ -65,6 +66,8 @@ pub(super) fn scaled(
     let (rows, group) = match sides {
         Some([rows, columns]) if dims == grid(rows, columns) => (rows, columns),
         _ if dims == grid(1, row) || dims == [lead, &[out]].concat() => (1, row),
+        // mxfp8: a power of two for 32.
+        _ if dtype == DType::F8_E8M0 && dims == grid(1, 32) => (1, 32),
         _ if scales.shape.elements() == lead.iter().product::<usize>() => (out, row),
         _ => {
             let expected = sides.map_or(format!("[{out}, 1] or one"), |[r, c]| format!("{:?} or one", grid(r, c)));

@@ -12,8 +12,10 @@ mod awq;
 mod bits;
 mod compressed;
 mod fp8;
+mod fused;
 mod gptq;
 mod mlx;
+mod modelopt;
 mod order;
 
 use serde_json::{Map, Value};
@@ -31,7 +33,7 @@ type Object = Map<String, Value>;
 pub(crate) type ReadPlace<'a> = dyn Fn(&Place, &mut [u8]) -> Result<()> + 'a;
 
 /// The published names for a folder's tensors, by what its `config.json` says of quantisation and by the names
-/// themselves. `older` is the text of `quantize_config.json`, which older GPTQ folders have instead.
+/// themselves. `older` is what `quantize_config.json` or `quant_config.json` holds, which older folders have instead.
 pub(crate) fn read(
     table: Table,
     config: Option<&Value>,
@@ -47,14 +49,16 @@ pub(crate) fn read(
         None if found.is_none() && !raw.table.keys().any(|name| mlx::is_name(name)) => {}
         // An older folder doesn't say whose it is.
         None if quant.contains_key("desc_act") => gptq::read(&mut raw, quant)?,
+        None if quant.contains_key("w_bit") => awq::read(&mut raw, quant)?,
         None => conventions = mlx::read(&mut raw, quant)?,
         Some("fp8") => fp8::read(&mut raw, quant)?,
         Some("awq") => awq::read(&mut raw, quant)?,
         Some("gptq") => gptq::read(&mut raw, quant)?,
         Some("compressed-tensors") => compressed::read(&mut raw, quant)?,
+        Some("modelopt" | "modelopt_fp4") => modelopt::read(&mut raw, quant)?,
         Some(other) => {
             return Err(Error::Quantisation(format!(
-                "quant_method {:?} is not read; this build reads fp8, awq, gptq, compressed-tensors, MLX folders and GGUF",
+                "quant_method {:?} is not read; this build reads fp8, awq, gptq, compressed-tensors, modelopt, MLX folders and GGUF",
                 shorten(other)
             )));
         }
@@ -176,6 +180,9 @@ fn count(quant: &Object, keys: &[&str]) -> Option<usize> {
 fn text<'a>(quant: &'a Object, key: &str) -> Option<&'a str> {
     quant.get(key)?.as_str()
 }
+
+/// Scales of a cache of 8 bits, which serve speed alone.
+const CACHE_SCALES: [&str; 3] = [".q_scale", ".k_scale", ".v_scale"];
 
 const FLOATS: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
 

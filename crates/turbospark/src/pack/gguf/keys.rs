@@ -140,39 +140,21 @@ fn copied(metadata: &Metadata, arch: &str, config: &Config, file_type: u32) -> K
 fn tokenizer(source: &Source<'_>) -> Result<Keys> {
     let folder = &source.folder;
     let tokenizer = folder.require(Sidecar::Tokenizer)?;
-    let [tokenizer_config, generation_config, jinja, older] = [
-        folder.text(Sidecar::TokenizerConfig)?,
-        folder.text(Sidecar::GenerationConfig)?,
-        folder.text(Sidecar::ChatTemplate)?,
-        folder.text(Sidecar::ChatTemplateJson)?,
-    ];
-    let json = |text: Option<&str>| text.and_then(|text| serde_json::from_str::<Json>(text).ok());
-    // As a model is opened: the template of its own file first.
-    let template = jinja.map(|text| text.into_owned()).or_else(|| {
-        let in_config = json(tokenizer_config.as_deref()).and_then(|config| named_template(&config["chat_template"]));
-        in_config.or_else(|| json(older.as_deref()).and_then(|older| named_template(&older["chat_template"])))
-    });
-    if let Some(template) = &template {
-        ChatTemplate::new(template)?;
-    }
+    let (tokenizer_config, generation_config) =
+        (folder.text(Sidecar::TokenizerConfig)?, folder.text(Sidecar::GenerationConfig)?);
+    let templates = crate::model::own_templates(folder)?;
+    templates.iter().try_for_each(|(_, template)| ChatTemplate::new(template).map(|_| ()))?;
+    let (own, named): (Vec<_>, Vec<_>) = templates.iter().partition(|(name, _)| *name == "default");
     let texts = TokenizerTexts {
         tokenizer: &tokenizer,
         tokenizer_config: tokenizer_config.as_deref(),
         generation_config: generation_config.as_deref(),
         config: &source.config_text,
-        chat_template: template.as_deref(),
+        chat_template: own.first().map(|(_, template)| *template),
+        named_templates: &named,
         vocab_size: source.config.text.vocab_size,
     };
     Ok(tokenizer_keys(&texts)?)
-}
-
-/// A template, or of several the one called `default`.
-fn named_template(value: &Json) -> Option<String> {
-    match value {
-        Json::String(text) => Some(text.clone()),
-        Json::Array(list) => list.iter().find(|t| t["name"] == "default")?["template"].as_str().map(str::to_owned),
-        _ => None,
-    }
 }
 
 /// The keys of the tower's file.

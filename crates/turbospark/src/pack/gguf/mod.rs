@@ -16,7 +16,7 @@ use turbospark_weights::packed::PackError;
 use turbospark_weights::{Linear, Piece};
 
 use super::fill::Filler;
-use super::{PackOptions, PackProgress, PackReport, Source, room, units};
+use super::{PackOptions, PackProgress, PackReport, Source, made, room, units};
 use crate::{Cancel, Error, Result};
 use tensors::{Content, Tensor};
 
@@ -52,16 +52,18 @@ pub(super) fn pack(
             _ => keys::tower(source, &name, types::file_type(most))?,
         };
         let path = target.join(format!("{prefix}{name}-{}.gguf", types::label(most, options.quant.is_some())));
-        let writer = Writer::new(&path, &keys, tensors.iter().map(new_tensor).collect())?;
+        let made = made(source.path, checkpoint, options);
+        let writer = Writer::new(&path, &made, &keys, tensors.iter().map(new_tensor).collect())?;
         outputs.push((writer, tensors));
     }
 
     let of: u64 = outputs.iter().map(|(writer, _)| writer.total()).sum();
-    room(target, of)?;
+    let resumed: u64 = outputs.iter().map(|(writer, _)| writer.resumed()).sum();
+    room(target, of - resumed)?;
     let mut filler = Filler::new(checkpoint, options.threads);
-    let mut done = 0;
-    progress(PackProgress { bytes: 0, of });
-    for (writer, tensors) in &outputs {
+    let mut done = resumed;
+    progress(PackProgress { bytes: done, of });
+    let written = outputs.iter_mut().try_for_each(|(writer, tensors)| {
         writer.write(|i, sink| {
             let mut sink = |bytes: &[u8]| {
                 if cancel.is_cancelled() {
@@ -75,21 +77,27 @@ pub(super) fn pack(
                 Content::Bytes(bytes) => sink(bytes),
                 Content::Jobs(jobs, change) => jobs.iter().try_for_each(|job| filler.fill(job, change, &mut sink)),
             }
-        })?;
+        })
+    });
+    let mut writers: Vec<Writer> = outputs.into_iter().map(|(writer, _)| writer).collect();
+    if let Err(e) = written {
+        // What no run could go on from would only take room.
+        if !matches!(e, Error::Cancelled | Error::Pack(_)) {
+            writers.into_iter().for_each(Writer::abandon);
+        }
+        return Err(e);
     }
     // Named once both are whole: a trunk alone would be taken for a model that only reads.
-    let mut files = Vec::new();
-    for (writer, _) in outputs {
-        files.push(writer.target().to_owned());
-        writer.finish()?;
-    }
+    writers.iter_mut().try_for_each(Writer::finish)?;
+    let files: Vec<_> = writers.iter().map(|writer| writer.target().to_owned()).collect();
+    writers.into_iter().try_for_each(Writer::settle)?;
     progress(PackProgress { bytes: of, of });
     Ok(PackReport {
         model: files.first().cloned().unwrap_or_else(|| target.to_owned()),
         files,
         bytes: of,
         source_bytes: checkpoint.total_bytes(),
-        resumed: 0,
+        resumed,
         kept_quantised,
         widened,
         groups: filler.report(),

@@ -28,6 +28,8 @@ pub struct TokenizerTexts<'a> {
     pub config: &'a str,
     /// The chat template.
     pub chat_template: Option<&'a str>,
+    /// Names and texts of further ones.
+    pub named_templates: &'a [(&'a str, &'a str)],
     /// Rows of the embedding; tokens that the tokenizer lacks are written as unused.
     pub vocab_size: usize,
 }
@@ -91,12 +93,24 @@ pub fn tokenizer_keys(texts: &TokenizerTexts<'_>) -> Result<Vec<(String, Value)>
     for (key, flag) in around {
         put(key, Value::Bool(flag));
     }
+    let named: Vec<(String, &str)> = texts.named_templates.iter().map(|&(name, text)| (plain(name), text)).collect();
+    for (name, template) in &named {
+        put(&format!("{}.{name}", keys::CHAT_TEMPLATE), Value::String((*template).to_owned()));
+    }
+    if !named.is_empty() {
+        put(keys::CHAT_TEMPLATES, Value::Array(Array::String(named.into_iter().map(|(name, _)| name).collect())));
+    }
     if let Some(template) = texts.chat_template {
         put(keys::CHAT_TEMPLATE, Value::String(template.to_owned()));
     }
     out.extend(super::export_texts::sampling(&generation));
     vocabulary.check(&merges, &out)?;
     Ok(out)
+}
+
+/// A name of letters, digits and underscores, as a key may have it.
+fn plain(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
 }
 
 fn parse(name: &str, text: &str) -> Result<Json> {

@@ -17,3 +17,4 @@ pub(super) const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
 pub(super) const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 pub(super) const REMOVE_EXTRA_WHITESPACES: &str = "tokenizer.ggml.remove_extra_whitespaces";
 pub(super) const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
+pub(super) const CHAT_TEMPLATES: &str = "tokenizer.chat_templates";
