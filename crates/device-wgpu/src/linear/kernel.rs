@@ -5,8 +5,8 @@ use std::fmt::Write;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use super::format::{EIGHT, Format};
-use super::template::expand;
 use crate::kernel::Source;
+use crate::template::expand;
 
 /// The form of a kernel's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -127,6 +127,7 @@ impl Variant {
                 let (rows, outputs) = (2 * m * side, 4 * n * side);
                 names.extend([("MI", m), ("NI", n), ("STEPS", 32 / side), ("VECTORS", vectors.into())]);
                 names.extend([("EACH_X", rows / 64), ("EACH_W", outputs / 64)]);
+                names.push(("SIDE", side));
                 (vec![("MI", m), ("NI", n), ("SIDE", side), ("EACH", each)], text!("matrix"))
             }
             Shape::Gather { weighted, add, all } => {
@@ -151,10 +152,6 @@ impl Variant {
                 text += &expand(text!("vectors"), &names);
             }
         }
-        let kernel = expand(kernel, &names);
-        match self.shape {
-            Shape::Matrix { side, .. } => text + &kernel.replace("$SIDE", &side.to_string()),
-            _ => text + &kernel,
-        }
+        text + &expand(kernel, &names)
     }
 }

@@ -224,7 +224,9 @@ impl Layer<'_> {
             Some(h) => run.read("x", Form::Half4, &h.rows).read("unscale", Form::F32, &h.unscale),
             None => run.read("x", if wide_x { Form::Vec4 } else { Form::F32 }, &self.x.at.window),
         };
-        run = run.with_f16(matrix).with_matrices(matrix);
+        if matrix {
+            run = run.with_matrices();
+        }
         run = self.a.bind(run, A);
         if let Some(b) = &self.b {
             run = b.bind(run, B);

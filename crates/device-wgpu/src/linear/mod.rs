@@ -11,7 +11,6 @@ mod halves;
 mod kernel;
 mod layer;
 mod shared;
-mod template;
 #[cfg(test)]
 mod tests;
 mod trial;
