@@ -37,6 +37,13 @@ pub(crate) struct Window {
     pub size: u64,
 }
 
+impl Window {
+    /// Whether another is the same bytes.
+    pub fn is(&self, other: &Window) -> bool {
+        self.place.is(&other.place) && (self.offset, self.size) == (other.offset, other.size)
+    }
+}
+
 /// A view as a kernel gets it.
 #[derive(Clone, Debug)]
 pub(crate) struct At {

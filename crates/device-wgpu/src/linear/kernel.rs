@@ -43,6 +43,8 @@ pub(super) struct Variant {
     /// The weight, and its alignment.
     pub a: (Format, u32),
     pub b: Option<(Format, u32)>,
+    /// More weights that decode rows are multiplied by, each with outputs of its own.
+    pub more: [Option<(Format, u32)>; 3],
     pub in_out: bool,
     /// Whether rows end within a step.
     pub tail: bool,
@@ -60,6 +62,9 @@ macro_rules! text {
         include_str!(concat!("../shaders/linear/", $name, ".wgsl"))
     };
 }
+
+/// What the names of more weights begin with.
+const MORE: [&str; 3] = ["c_", "d_", "e_"];
 
 /// Threads of the kernel for `[in, out]` weights.
 const COLUMN_THREADS: u32 = 128;
@@ -91,6 +96,7 @@ impl Variant {
 
     fn text(self) -> String {
         let (gated, routed) = (self.b.is_some(), self.routed != Routed::No);
+        let parts = 1 + self.more.iter().flatten().count() as u32;
         let mut names = vec![
             ("GATED", gated.into()),
             ("ROUTED", routed.into()),
@@ -102,6 +108,8 @@ impl Variant {
             ("BIAS", self.bias.into()),
             ("RESIDUAL", self.residual.into()),
             ("HARD_HALF", self.hard_half.into()),
+            ("PARTS", parts),
+            ("MANY", (parts > 1).into()),
         ];
         let each = 1 + u32::from(gated);
         let (constants, kernel) = match self.shape {
@@ -143,6 +151,13 @@ impl Variant {
         text += &self.a.0.text("a_", self.a.1);
         if let Some((format, align)) = self.b {
             text += &format.text("b_", align);
+        }
+        for ((format, align), prefix) in self.more.into_iter().flatten().zip(MORE) {
+            text += &format.text(prefix, align);
+        }
+        let rows = if let Shape::Rows { .. } = self.shape { parts as usize } else { 0 };
+        for (q, prefix) in ["a_"].into_iter().chain(MORE).take(rows).enumerate() {
+            let _ = writeln!(text, "fn w8_{q}(at: u32, r: u32, i: u32) -> Eight {{ return {prefix}w8(at, r, i); }}");
         }
         if !matches!(self.shape, Shape::Gather { .. }) {
             text += include_str!("../shaders/activation.wgsl");

@@ -10,6 +10,7 @@ mod gather;
 mod halves;
 mod kernel;
 mod layer;
+mod several;
 mod shared;
 #[cfg(test)]
 mod tests;
@@ -28,6 +29,7 @@ pub(crate) use experts::experts;
 pub(crate) use gather::gather;
 pub(crate) use halves::Kept;
 pub(crate) use kernel::matrix_bytes;
+pub(crate) use several::several;
 pub(crate) use shared::Shared;
 pub(crate) use trial::matrices_work;
 

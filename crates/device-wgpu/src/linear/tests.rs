@@ -99,6 +99,7 @@ fn every_kernel_is_valid_in_every_language() {
         shape: Shape::Gather { weighted: true, add: false, all: true },
         a: (Format::Plain(DType::F16), 16),
         b: None,
+        more: [None; 3],
         in_out: false,
         tail: false,
         wide_x: true,

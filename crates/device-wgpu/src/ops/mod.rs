@@ -52,6 +52,9 @@ pub(crate) fn plan_some(plan: &mut Plan<'_>, ops: &[Recorded<'_>]) -> Option<(us
     if let Some(done) = heads::heads(plan, ops) {
         return Some((heads::OPS, done));
     }
+    if let Some(planned) = linear::several(plan, ops) {
+        return Some(planned);
+    }
     match ops {
         [a, b, ..] => match (&a.op, &b.op) {
             (Op::RmsNorm(norm), Op::Rope(rope)) => norm::norm_rope(plan, norm, rope).map(|done| (2, done)),
