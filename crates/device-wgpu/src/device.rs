@@ -22,6 +22,9 @@ pub struct WgpuOptions {
     pub precision: Precision,
     /// Leave the adapter's matrix units alone, to compare.
     pub no_matrix_units: bool,
+    /// Side, 8 or 16, of the squares that plain arithmetic multiplies in place of matrix units, to check kernels that are
+    /// written for them on an adapter that has f16 and no such units. Slow.
+    pub emulate_matrix_units: Option<u32>,
     /// Folder for compiled kernels, where the API has a place for them; without it they are compiled in every process.
     pub cache: Option<PathBuf>,
 }
@@ -58,8 +61,10 @@ pub(crate) struct Gpu {
     pub backend: wgpu::Backend,
     /// Side of the squares that matrix units multiply, f16 times f16 into f32, where products may be rounded so.
     pub matrix_side: Option<u32>,
-    /// Whether attention runs on them too.
-    pub matrix_attention: bool,
+    /// Whether plain arithmetic stands for them.
+    pub emulated: bool,
+    /// Whether attention runs on them too, and then whether its arrays in workgroup memory are of vectors.
+    pub matrix_attention: Option<bool>,
     pub read_back: Mutex<Option<wgpu::Buffer>>,
     /// Bytes of all buffers that were allocated and live.
     pub used: Arc<AtomicU64>,
@@ -145,9 +150,16 @@ impl WgpuDevice {
         let one_size = subgroups == (32, 32);
         let rounds = options.precision == Precision::Auto && !options.no_matrix_units;
         let room = limits.max_compute_workgroup_storage_size;
-        let matrix_side = adapter
-            .matrix_side(features)
-            .filter(|side| one_size && rounds && room >= crate::linear::matrix_bytes(*side));
+        let emulated = options.emulate_matrix_units.filter(|_| features.contains(wgpu::Features::SHADER_F16));
+        let matrix_side = match emulated {
+            Some(side) if side == 8 || side == 16 => Some(side),
+            Some(side) => {
+                return Err(DeviceError::Unsupported(format!("squares of {side}: matrix units have 8 or 16")));
+            }
+            None => adapter
+                .matrix_side(features)
+                .filter(|side| one_size && rounds && room >= crate::linear::matrix_bytes(*side)),
+        };
         let gpu = Gpu {
             name: format!("gpu ({adapter})"),
             owner: DEVICES.fetch_add(1, Ordering::Relaxed),
@@ -159,7 +171,9 @@ impl WgpuDevice {
             precision: options.precision,
             backend: info.backend,
             matrix_side,
-            matrix_attention: matrix_side == Some(16),
+            emulated: emulated.is_some(),
+            // Metal's units read scalars only.
+            matrix_attention: matrix_side.map(|_| info.backend != wgpu::Backend::Metal),
             read_back: Mutex::new(None),
             used: Arc::default(),
             linear: crate::linear::Shared::default(),
@@ -167,12 +181,17 @@ impl WgpuDevice {
         };
         let kept = options.cache.and_then(|folder| Kept::open(&gpu.device, info, &folder));
         let mut device = WgpuDevice { kind: adapter.kind(), gpu, encoder: Mutex::new(Encoder::new(kept)) };
-        if device.gpu.matrix_side.is_some() && !matches!(matrices_work(&device), Ok(true)) {
-            device.gpu.matrix_side = None;
-        }
-        device.gpu.matrix_attention &= device.gpu.matrix_side.is_some();
-        if device.gpu.matrix_attention && !matches!(ops::attention_works(&device), Ok(true)) {
-            device.gpu.matrix_attention = false;
+        // What drivers get wrong, or refuse, is left aside; what stands for the units is for tests, which look themselves.
+        if device.gpu.matrix_side.is_some() && emulated.is_none() {
+            if !matches!(matrices_work(&device), Ok(true)) {
+                (device.gpu.matrix_side, device.gpu.matrix_attention) = (None, None);
+            }
+            while let Some(vectors) = device.gpu.matrix_attention {
+                if matches!(ops::attention_works(&device, &ops::HEADS), Ok(true)) {
+                    break;
+                }
+                device.gpu.matrix_attention = vectors.then_some(false);
+            }
         }
         Ok(device)
     }
@@ -212,6 +231,21 @@ impl WgpuDevice {
     /// Whether matrix products take f16: where that may be, and the adapter has it.
     pub(crate) fn multiplies_f16(&self) -> bool {
         self.gpu.small_tiles()
+    }
+
+    /// Plans the first of `ops`, and those after it that one kernel does with it: how many.
+    fn step<'d>(&'d self, plan: &mut Plan<'d>, ops: &[Recorded<'_>]) -> (Result<(), DeviceError>, usize) {
+        if let Some((taken, done)) = ops::plan_some(plan, ops) {
+            return (done, taken);
+        }
+        let done = match &ops[0].op {
+            Op::Acquire(op) => self.submit(plan).and_then(|()| op.source.acquire(op.unit)),
+            // What fills the slot next is queued behind the ops that were submitted.
+            Op::Release(op) => self.submit(plan).map(|()| op.source.release(op.unit)),
+            Op::Experts(op) => crate::linear::experts(plan, op, &mut |plan| self.submit(plan)),
+            op => ops::plan(plan, op),
+        };
+        (done, 1)
     }
 
     fn submit(&self, plan: &mut Plan<'_>) -> Result<(), DeviceError> {
@@ -311,19 +345,8 @@ impl Device for WgpuDevice {
         let mut pending = 0.0;
         let mut rest = ops;
         while let Some((r, after)) = rest.split_first() {
-            rest = after;
-            if let Some(done) = after.first().and_then(|next| ops::plan_two(&mut plan, &r.op, &next.op)) {
-                done?;
-                rest = &after[1..];
-                continue;
-            }
-            let done = match &r.op {
-                Op::Acquire(op) => self.submit(&mut plan).and_then(|()| op.source.acquire(op.unit)),
-                // What fills the slot next is queued behind the ops that were submitted.
-                Op::Release(op) => self.submit(&mut plan).map(|()| op.source.release(op.unit)),
-                Op::Experts(op) => crate::linear::experts(&mut plan, op, &mut |plan| self.submit(plan)),
-                op => ops::plan(&mut plan, op),
-            };
+            let (done, taken) = self.step(&mut plan, rest);
+            rest = &after[taken - 1..];
             plan.end_op();
             pending += ops::work(&r.op);
             let done = if pending > MOST_WORK && done.is_ok() {

@@ -7,6 +7,9 @@ use std::fmt::Write;
 
 use turbospark_tensor::DType;
 
+use crate::emulated::emulate;
+use crate::template::expand;
+
 /// The text of a kernel, with an entry `main`.
 #[derive(Debug)]
 pub(crate) struct Source {
@@ -52,14 +55,23 @@ pub(crate) struct Key {
     pub constants: Vec<(&'static str, u32)>,
     /// Whether the text uses the type `f16`.
     pub f16: bool,
-    /// Whether it uses matrix units.
-    pub matrices: bool,
+    pub matrices: Matrices,
+}
+
+/// Whether a kernel uses matrix units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Matrices {
+    #[default]
+    No,
+    Units,
+    /// It is written for them, and plain arithmetic stands for them.
+    Emulated,
 }
 
 /// The whole text of a kernel.
 pub(crate) fn compose(source: &Source, key: &Key) -> String {
     let mut text = String::new();
-    if key.matrices {
+    if key.matrices == Matrices::Units {
         text += "enable wgpu_cooperative_matrix;\n";
     }
     // What tiles in workgroup memory are made of.
@@ -105,10 +117,10 @@ pub(crate) fn compose(source: &Source, key: &Key) -> String {
         }
     }
     text += include_str!("shaders/common.wgsl");
-    for include in source.includes {
-        text += include;
+    for part in source.includes.iter().chain([&source.text]) {
+        text += &expand(part, &key.constants);
     }
-    text + source.text
+    if key.matrices == Matrices::Emulated { emulate(&text) } else { text }
 }
 
 const F32: &str = "alias Small = f32;\nfn small(x: f32) -> f32 { return x; }\n";

@@ -15,6 +15,7 @@ extern crate self as turbospark_device_wgpu;
 mod adapter;
 mod clock;
 mod device;
+mod emulated;
 mod encode;
 mod kernel;
 mod limits;
@@ -23,6 +24,7 @@ mod memory;
 mod ops;
 mod pipelines;
 mod plan;
+mod template;
 mod trust;
 #[cfg(test)]
 mod variants;

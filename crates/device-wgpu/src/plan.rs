@@ -4,7 +4,7 @@ use turbospark_device::{DeviceError, View};
 use turbospark_tensor::DType;
 
 use crate::device::Gpu;
-use crate::kernel::{Form, Key, Source};
+use crate::kernel::{Form, Key, Matrices, Source};
 use crate::linear::Kept;
 use crate::memory::PARTED;
 
@@ -35,6 +35,13 @@ pub(crate) struct Window {
     pub place: Place,
     pub offset: u64,
     pub size: u64,
+}
+
+impl Window {
+    /// Whether another is the same bytes.
+    pub fn is(&self, other: &Window) -> bool {
+        self.place.is(&other.place) && (self.offset, self.size) == (other.offset, other.size)
+    }
 }
 
 /// A view as a kernel gets it.
@@ -186,7 +193,7 @@ impl<'d> Plan<'d> {
             windows: Vec::new(),
             constants: Vec::new(),
             f16: false,
-            matrices: false,
+            matrices: Matrices::No,
         }
     }
 }
@@ -199,7 +206,7 @@ pub(crate) struct Run<'p, 'd> {
     windows: Vec<Window>,
     constants: Vec<(&'static str, u32)>,
     f16: bool,
-    matrices: bool,
+    matrices: Matrices,
 }
 
 impl Run<'_, '_> {
@@ -223,10 +230,10 @@ impl Run<'_, '_> {
         self
     }
 
-    /// Lets the text use matrix units.
-    pub fn with_matrices(mut self, matrices: bool) -> Self {
-        self.matrices = matrices;
-        self
+    /// Lets the text use matrix units, and the type `f16`.
+    pub fn with_matrices(mut self) -> Self {
+        self.matrices = if self.plan.gpu.emulated { Matrices::Emulated } else { Matrices::Units };
+        self.with_f16(true)
     }
 
     /// Lets the text use the type `f16`.

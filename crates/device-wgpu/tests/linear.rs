@@ -241,6 +241,39 @@ fn a_row_has_the_same_bits_in_any_company() {
     }
 }
 
+#[test]
+fn layers_of_the_same_rows_give_the_same_bits_together() {
+    let (k, rows) = (512, 3);
+    let formats = [(DType::F16, 37), (DType::Q4_K, 24), (DType::BF16, 5)];
+    for d in all() {
+        let weights: Vec<Buffer> = formats
+            .iter()
+            .map(|&(dtype, n)| match dtype.is_block() {
+                true => put_bytes(d, &random_blocks(1, dtype, n * k)),
+                false => put(d, dtype, &random(n as u64, n * k)),
+            })
+            .collect();
+        let x = put_f32(d, &random(2, rows * k));
+        let run = |together: bool| {
+            let out = put_f32(d, &vec![7.0; rows * 70]);
+            let mut pass = Pass::new(d);
+            let mut at = 0;
+            for ((dtype, n), weight) in formats.iter().zip(&weights) {
+                if !together {
+                    std::mem::replace(&mut pass, Pass::new(d)).submit().unwrap();
+                }
+                let y = out.view(4 * at, DType::F32, [rows, *n]);
+                let x = x.view(0, DType::F32, [rows, k]);
+                pass.matmul(Matmul { prompt_rows: 0, ..Matmul::new(x, weight.view(0, *dtype, [*n, k]), y) });
+                at += rows * n;
+            }
+            pass.submit().unwrap();
+            get(d, &out)
+        };
+        assert_eq!(bits(&[run(true)]), bits(&[run(false)]));
+    }
+}
+
 /// Experts in three tensors with a gap after each expert's.
 struct Stacked {
     buffers: [Buffer; 3],

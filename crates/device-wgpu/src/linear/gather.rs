@@ -26,6 +26,7 @@ pub(crate) fn gather(plan: &mut Plan<'_>, op: &Gather<'_>) -> Done {
             shape: Shape::Gather { weighted, add, all: part.start == 0 },
             a: (table.format, table.align),
             b: None,
+            more: [None; 3],
             in_out: false,
             tail: false,
             wide_x: false,

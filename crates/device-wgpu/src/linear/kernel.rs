@@ -5,8 +5,8 @@ use std::fmt::Write;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use super::format::{EIGHT, Format};
-use super::template::expand;
 use crate::kernel::Source;
+use crate::template::expand;
 
 /// The form of a kernel's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,6 +43,8 @@ pub(super) struct Variant {
     /// The weight, and its alignment.
     pub a: (Format, u32),
     pub b: Option<(Format, u32)>,
+    /// More weights that decode rows are multiplied by, each with outputs of its own.
+    pub more: [Option<(Format, u32)>; 3],
     pub in_out: bool,
     /// Whether rows end within a step.
     pub tail: bool,
@@ -60,6 +62,9 @@ macro_rules! text {
         include_str!(concat!("../shaders/linear/", $name, ".wgsl"))
     };
 }
+
+/// What the names of more weights begin with.
+const MORE: [&str; 3] = ["c_", "d_", "e_"];
 
 /// Threads of the kernel for `[in, out]` weights.
 const COLUMN_THREADS: u32 = 128;
@@ -91,6 +96,7 @@ impl Variant {
 
     fn text(self) -> String {
         let (gated, routed) = (self.b.is_some(), self.routed != Routed::No);
+        let parts = 1 + self.more.iter().flatten().count() as u32;
         let mut names = vec![
             ("GATED", gated.into()),
             ("ROUTED", routed.into()),
@@ -102,6 +108,8 @@ impl Variant {
             ("BIAS", self.bias.into()),
             ("RESIDUAL", self.residual.into()),
             ("HARD_HALF", self.hard_half.into()),
+            ("PARTS", parts),
+            ("MANY", (parts > 1).into()),
         ];
         let each = 1 + u32::from(gated);
         let (constants, kernel) = match self.shape {
@@ -127,6 +135,7 @@ impl Variant {
                 let (rows, outputs) = (2 * m * side, 4 * n * side);
                 names.extend([("MI", m), ("NI", n), ("STEPS", 32 / side), ("VECTORS", vectors.into())]);
                 names.extend([("EACH_X", rows / 64), ("EACH_W", outputs / 64)]);
+                names.push(("SIDE", side));
                 (vec![("MI", m), ("NI", n), ("SIDE", side), ("EACH", each)], text!("matrix"))
             }
             Shape::Gather { weighted, add, all } => {
@@ -143,6 +152,13 @@ impl Variant {
         if let Some((format, align)) = self.b {
             text += &format.text("b_", align);
         }
+        for ((format, align), prefix) in self.more.into_iter().flatten().zip(MORE) {
+            text += &format.text(prefix, align);
+        }
+        let rows = if let Shape::Rows { .. } = self.shape { parts as usize } else { 0 };
+        for (q, prefix) in ["a_"].into_iter().chain(MORE).take(rows).enumerate() {
+            let _ = writeln!(text, "fn w8_{q}(at: u32, r: u32, i: u32) -> Eight {{ return {prefix}w8(at, r, i); }}");
+        }
         if !matches!(self.shape, Shape::Gather { .. }) {
             text += include_str!("../shaders/activation.wgsl");
             text += text!("params");
@@ -151,10 +167,6 @@ impl Variant {
                 text += &expand(text!("vectors"), &names);
             }
         }
-        let kernel = expand(kernel, &names);
-        match self.shape {
-            Shape::Matrix { side, .. } => text + &kernel.replace("$SIDE", &side.to_string()),
-            _ => text + &kernel,
-        }
+        text + &expand(kernel, &names)
     }
 }

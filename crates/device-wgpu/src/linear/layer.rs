@@ -61,7 +61,7 @@ impl Layer<'_> {
         let most = if self.b.is_some() { 8 } else { 16 };
         let batch = (later as u32).next_power_of_two().min(most);
         let shape = match self.layout {
-            WeightLayout::OutIn => self.row_shape(plan, batch, 1),
+            WeightLayout::OutIn => row_shape(plan, [self.k, self.n], self.b.is_some(), batch, 1),
             WeightLayout::InOut => Shape::Columns { batch: batch.min(4) },
         };
         let (across, batch) = grid_of(shape);
@@ -93,7 +93,7 @@ impl Layer<'_> {
                 Shape::Matrix { side, m: rows / 2 / side, n: 16 / side, vectors: has_vectors(plan) }
             }
             (Some(rows), _, None) => Shape::Tile { m: rows / 16, n: 4 },
-            (None, WeightLayout::OutIn, _) => self.row_shape(plan, 1, slots.entries),
+            (None, WeightLayout::OutIn, _) => row_shape(plan, [self.k, self.n], self.b.is_some(), 1, slots.entries),
             (None, WeightLayout::InOut, _) => Shape::Columns { batch: 1 },
         };
         let (across, _) = grid_of(shape);
@@ -112,26 +112,6 @@ impl Layer<'_> {
             _ => (1, 1),
         };
         Shape::Matrix { side, m: m * 32 / side, n: n * 16 / side, vectors: has_vectors(plan) }
-    }
-
-    /// Threads depend on the inner side alone, since they order sums; outputs of a workgroup on how many workgroups that
-    /// leaves.
-    fn row_shape(&self, plan: &Plan<'_>, batch: u32, times: u32) -> Shape {
-        let threads = match self.k {
-            0..=2048 => 64,
-            2049..=8192 => 128,
-            _ => 256,
-        };
-        let most = match batch * if self.b.is_some() { 2 } else { 1 } {
-            0..=4 => 4,
-            _ => 2,
-        };
-        // As many workgroups as keep a large GPU's memory busy.
-        let enough = 512 / times.min(512);
-        let outputs = [4, 2, 1].into_iter().find(|&o| o <= most && self.n as u32 / o >= enough).unwrap_or(1);
-        let (fewest, widest) = plan.gpu.subgroups;
-        let subgroup = if fewest == widest && fewest > 1 && threads >= fewest { fewest } else { 0 };
-        Shape::Rows { outputs, batch, threads, subgroup }
     }
 
     fn tile_shape(&self, plan: &Plan<'_>, rows: usize) -> Shape {
@@ -174,6 +154,7 @@ impl Layer<'_> {
             shape,
             a: (self.a.format, self.a.align),
             b: self.b.as_ref().map(|b| (b.format, b.align)),
+            more: [None; 3],
             in_out: self.layout == WeightLayout::InOut,
             tail: !self.k.is_multiple_of(8),
             wide_x,
@@ -224,7 +205,9 @@ impl Layer<'_> {
             Some(h) => run.read("x", Form::Half4, &h.rows).read("unscale", Form::F32, &h.unscale),
             None => run.read("x", if wide_x { Form::Vec4 } else { Form::F32 }, &self.x.at.window),
         };
-        run = run.with_f16(matrix).with_matrices(matrix);
+        if matrix {
+            run = run.with_matrices();
+        }
         run = self.a.bind(run, A);
         if let Some(b) = &self.b {
             run = b.bind(run, B);
@@ -243,6 +226,28 @@ impl Layer<'_> {
         }
         run.write("out", Form::F32, &self.out.at.window).grid(&words, grid)
     }
+}
+
+/// The kernel of decode rows for these sides.
+///
+/// Threads depend on the inner side alone, since they order sums; outputs of a workgroup on how many workgroups that
+/// leaves.
+pub(super) fn row_shape(plan: &Plan<'_>, [k, n]: [usize; 2], gated: bool, batch: u32, times: u32) -> Shape {
+    let threads = match k {
+        0..=2048 => 64,
+        2049..=8192 => 128,
+        _ => 256,
+    };
+    let most = match batch * if gated { 2 } else { 1 } {
+        0..=4 => 4,
+        _ => 2,
+    };
+    // As many workgroups as keep a large GPU's memory busy.
+    let enough = 512 / times.min(512);
+    let outputs = [4, 2, 1].into_iter().find(|&o| o <= most && n as u32 / o >= enough).unwrap_or(1);
+    let (fewest, widest) = plan.gpu.subgroups;
+    let subgroup = if fewest == widest && fewest > 1 && threads >= fewest { fewest } else { 0 };
+    Shape::Rows { outputs, batch, threads, subgroup }
 }
 
 /// Workgroups below which tiles are made smaller.

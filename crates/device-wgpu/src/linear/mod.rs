@@ -10,8 +10,8 @@ mod gather;
 mod halves;
 mod kernel;
 mod layer;
+mod several;
 mod shared;
-mod template;
 #[cfg(test)]
 mod tests;
 mod trial;
@@ -29,6 +29,7 @@ pub(crate) use experts::experts;
 pub(crate) use gather::gather;
 pub(crate) use halves::Kept;
 pub(crate) use kernel::matrix_bytes;
+pub(crate) use several::several;
 pub(crate) use shared::Shared;
 pub(crate) use trial::matrices_work;
 

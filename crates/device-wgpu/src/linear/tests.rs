@@ -8,7 +8,7 @@ use turbospark_tensor::{Code, DType, ScaledForm};
 
 use super::format::Format;
 use super::kernel::{Routed, Shape, Variant};
-use crate::kernel::{Form, Key, compose};
+use crate::kernel::{Form, Key, Matrices, compose};
 use crate::plan::Plan;
 
 fn formats() -> Vec<Format> {
@@ -47,7 +47,8 @@ fn text(variant: Variant) -> String {
     bindings.push(("bias", Form::Stored(DType::BF16), false));
     bindings.extend([("residual", Form::F32, true), ("list", Form::U32, false), ("out", Form::F32, true)]);
     let source = variant.source();
-    compose(source, &Key { name: source.name, bindings, constants: Vec::new(), f16: matrix, matrices: matrix })
+    let matrices = if matrix { Matrices::Units } else { Matrices::No };
+    compose(source, &Key { name: source.name, bindings, constants: Vec::new(), f16: matrix, matrices })
 }
 
 /// Languages that have what a kernel uses.
@@ -98,6 +99,7 @@ fn every_kernel_is_valid_in_every_language() {
         shape: Shape::Gather { weighted: true, add: false, all: true },
         a: (Format::Plain(DType::F16), 16),
         b: None,
+        more: [None; 3],
         in_out: false,
         tail: false,
         wide_x: true,
@@ -160,7 +162,7 @@ fn every_kernel_is_valid_in_every_language() {
 
 #[test]
 fn rows_are_converted_once_for_layers_that_follow_each_other_and_never_kept_too_long() {
-    let device = crate::variants::nothing(32, true);
+    let device = crate::variants::nothing(32, Some(16));
     let memory = device.alloc("test", 4 << 20).unwrap();
     let x = |i: usize| memory.view(i << 18, DType::F32, [64, 128]);
     let w = memory.view(3 << 20, DType::F16, [128, 128]);

@@ -74,4 +74,19 @@ mod tests {
         let device = WgpuDevice::new(&adapter, WgpuOptions::default()).unwrap();
         assert!(matrices_work(&device).unwrap());
     }
+
+    #[test]
+    fn kernels_for_matrix_units_pass_it_where_plain_arithmetic_stands_for_them() {
+        let Some(adapter) = Adapter::all().into_iter().next() else {
+            return eprintln!("skipped: no Vulkan adapter");
+        };
+        for side in [8, 16] {
+            let options = WgpuOptions { emulate_matrix_units: Some(side), ..WgpuOptions::default() };
+            let device = WgpuDevice::new(&adapter, options).unwrap();
+            if device.matrix_units().is_none() {
+                return eprintln!("skipped: no f16");
+            }
+            assert!(matrices_work(&device).unwrap(), "{side}");
+        }
+    }
 }

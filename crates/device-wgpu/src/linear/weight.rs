@@ -85,6 +85,9 @@ impl Weight {
 pub(super) const A: [&str; 3] = ["a_words", "a_scales_words", "a_biases_words"];
 pub(super) const B: [&str; 3] = ["b_words", "b_scales_words", "b_biases_words"];
 
+/// The same of more weights.
+pub(super) const MORE: [[&str; 3]; 3] = [["c_words", "", ""], ["d_words", "", ""], ["e_words", "", ""]];
+
 /// The alignment that all of `places` and the blocks of a format have.
 fn alignment(format: Format, places: u32) -> u32 {
     let blocks = match format {

@@ -3,6 +3,7 @@
 use turbospark_device::op::Attention;
 
 use super::{Done, strides};
+use crate::device::Gpu;
 use crate::kernel::{Form, Source};
 use crate::plan::{Plan, Run, word};
 
@@ -24,8 +25,100 @@ const ATTENTION_MATRIX: Source = Source { name: "attention_matrix", text: MATRIX
 pub(super) const PROMPT_MATRIX: Source =
     Source { name: "paged_prompt_matrix", text: MATRIX, includes: &[PAGED, CACHE] };
 
-/// Queries of a tile.
-pub(super) const TILE: usize = 64;
+/// Rows of a tile of the kernels for threads.
+const TILE: usize = 64;
+
+/// Workgroups that keep a large GPU busy, two at a time on each of its parts.
+const ENOUGH: usize = 256;
+
+/// How the queries of an op are shared out among workgroups.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tiles {
+    /// Rows of a tile.
+    pub rows: usize,
+    /// Heads that a workgroup computes together.
+    pub heads: usize,
+    units: Option<Units>,
+}
+
+/// What the kernel for matrix units is compiled with.
+#[derive(Clone, Copy, Debug)]
+struct Units {
+    side: u32,
+    vectors: bool,
+    /// Elements of a head, filled up to whole squares.
+    padded: u32,
+    /// Queries of a workgroup, and subgroups that share sixteen of them.
+    slots: u32,
+    split: u32,
+}
+
+/// Keys of a step on matrix units.
+const KEYS: u32 = 32;
+
+impl Tiles {
+    /// Tiles for spans of these lengths: heads of `n` elements, of which `shared` following each other read the same keys.
+    ///
+    /// Matrix units are used where inputs may be rounded and their tiles have room. What is chosen among tiles on them
+    /// changes no bit of a row.
+    pub fn of(gpu: &Gpu, n: usize, heads: usize, shared: usize, lengths: &[usize]) -> Self {
+        let threads = Tiles { rows: TILE, heads: 1, units: None };
+        let (Some(side), Some(vectors)) = (gpu.matrix_side, gpu.matrix_attention) else { return threads };
+        // Heads that a subgroup's registers hold; small ones are shared too where it is a matter of checking.
+        let whole = if gpu.emulated { 16 } else { 128 };
+        let split: u32 = if n > whole { 2 } else { 1 };
+        let padded = (n as u32).next_multiple_of(16 * split);
+        let together = [4, 2, 1].into_iter().find(|h| shared.is_multiple_of(*h)).unwrap_or(1);
+        let limits = &gpu.limits;
+        let fits = |slots: &u32| {
+            // Keys or values, scores, weights and factors, as `flash_matrix.wgsl` has them.
+            let bytes = 2 * KEYS * (padded + 8) + slots * (4 * (KEYS + 4) + 2 * (KEYS + 8) + 4) + 4;
+            let threads = 2 * split * slots;
+            bytes <= limits.max_compute_workgroup_storage_size
+                && threads <= limits.max_compute_invocations_per_workgroup.min(256)
+        };
+        let tiles = |slots: u32| {
+            let rows = slots as usize / together;
+            let count: usize = lengths.iter().map(|l| l.div_ceil(rows)).sum();
+            let units = Units { side, vectors, padded, slots, split };
+            (count * heads / together, Tiles { rows, heads: together, units: Some(units) })
+        };
+        let mut all = [128, 64, 32].into_iter().filter(fits).map(tiles).filter(|_| padded <= 256);
+        let Some(largest) = all.next() else { return threads };
+        if largest.0 >= ENOUGH { largest.1 } else { all.next().unwrap_or(largest).1 }
+    }
+
+    /// The kernel, from the variants `shared`, `shuffled` and `matrix`.
+    ///
+    /// Without matrix units rows are sixteen threads: a subgroup that holds a whole number of them shuffles.
+    pub fn kernel<'p, 'd>(&self, plan: &'p mut Plan<'d>, variants: [&'static Source; 3], n: usize) -> Run<'p, 'd> {
+        let [shared, shuffled, matrix] = variants;
+        let (gpu, f16) = (plan.gpu, plan.gpu.small_tiles());
+        let Some(units) = self.units else {
+            let (columns, depth) = columns(n);
+            let source = if gpu.subgroups.0 >= 16 { shuffled } else { shared };
+            return plan.kernel(source).with_f16(f16).set("N", n as u32).set("COLUMNS", columns).set("DEPTH", depth);
+        };
+        let Units { side, vectors, padded, slots, split } = units;
+        plan.kernel(matrix)
+            .with_matrices()
+            .set("N", n as u32)
+            .set("PADDED", padded)
+            .set("SLOTS", slots)
+            .set("SHARE", self.heads as u32)
+            .set("SPLIT", split)
+            .set("TWO", split - 1)
+            .set("SIDE", side)
+            .set("VECTORS", vectors.into())
+            .set("BLOCKS", 16 / side)
+            .set("PIECES", padded / side)
+            .set("OUTS", padded / side / split)
+            .set("STEPS", KEYS / side)
+            .set("KEY_SQUARES", KEYS / side / split)
+            .set("FOURS", KEYS / (8 * split))
+            .set("EACH", (KEYS * padded / 4).div_ceil(2 * split * slots))
+    }
+}
 
 /// Columns of outputs a thread has, of sixteen threads, and keys whose values are in workgroup memory at a time: as many
 /// as four kilobytes hold.
@@ -35,45 +128,34 @@ fn columns(n: usize) -> (u32, u32) {
     (columns, depth.unwrap_or(1))
 }
 
-/// A kernel of this adapter that attends in tiles, from the variants `shared`, `shuffled` and `matrix`.
-///
-/// Rows are sixteen threads: a subgroup that holds a whole number of them shuffles. Matrix units are used where inputs
-/// may be rounded and their tiles have room.
-pub(super) fn tiled<'p, 'd>(plan: &'p mut Plan<'d>, variants: [&'static Source; 3], n: usize) -> Run<'p, 'd> {
-    let [shared, shuffled, matrix] = variants;
-    let (gpu, f16) = (plan.gpu, plan.gpu.small_tiles());
-    let padded = n.next_multiple_of(16);
-    // Rows of f16, scores, weights of f16: as `flash_matrix.wgsl` has them.
-    let room = 64 * (2 * (padded + 8) + 4 * 68 + 2 * 72);
-    if f16 && gpu.matrix_attention && n <= 128 && room <= gpu.limits.max_compute_workgroup_storage_size as usize {
-        return plan.kernel(matrix).with_f16(true).with_matrices(true).set("N", n as u32);
-    }
-    let (columns, depth) = columns(n);
-    let source = if gpu.subgroups.0 >= 16 { shuffled } else { shared };
-    plan.kernel(source).with_f16(f16).set("N", n as u32).set("COLUMNS", columns).set("DEPTH", depth)
-}
-
 pub(super) fn attention(plan: &mut Plan<'_>, op: &Attention<'_>) -> Done {
     let (heads, n) = (op.q.dim(1), op.q.dim(2));
     let (q, k, v, out) = (plan.view(&op.q)?, plan.view(&op.k)?, plan.view(&op.v)?, plan.view(&op.out)?);
-    let mut tiles = Vec::new();
+    let lengths: Vec<usize> = op.cu_seqlens.windows(2).map(|s| s[1] - s[0]).collect();
+    let tiles = Tiles::of(plan.gpu, n, heads, 1, &lengths);
+    let mut list = Vec::new();
     for s in op.cu_seqlens.windows(2) {
-        for first in (s[0]..s[1]).step_by(TILE) {
-            tiles.extend([first, TILE.min(s[1] - first), s[0], s[1] - s[0]].map(|n| n as u32));
+        for first in (s[0]..s[1]).step_by(tiles.rows) {
+            list.extend([first, tiles.rows.min(s[1] - first), s[0], s[1] - s[0]].map(|n| n as u32));
         }
     }
-    let count = tiles.len() as u32 / 4;
-    let mut words = vec![plan.table(tiles), op.scale.to_bits()];
+    let count = list.len() as u32 / 4;
+    let mut words = vec![plan.table(list), op.scale.to_bits()];
     for (at, view) in [(&q, &op.q), (&k, &op.k), (&v, &op.v), (&out, &op.out)] {
         words.push(at.at);
         words.extend(strides(view)?);
     }
+    // Keys and values: places, rows and heads.
+    let wide = tiles.units.is_some() && words[5..11].iter().all(|w| w.is_multiple_of(4));
+    let form = if wide { Form::Vec4 } else { Form::F32 };
     let tables = plan.tables();
-    tiled(plan, [&ATTENTION, &ATTENTION_SHUFFLED, &ATTENTION_MATRIX], n)
+    tiles
+        .kernel(plan, [&ATTENTION, &ATTENTION_SHUFFLED, &ATTENTION_MATRIX], n)
+        .set("WIDE", wide.into())
         .read("tables", Form::U32, &tables)
         .read("q", Form::F32, &q.window)
-        .read("k", Form::F32, &k.window)
-        .read("v", Form::F32, &v.window)
+        .read("k", form, &k.window)
+        .read("v", form, &v.window)
         .write("out", Form::F32, &out.window)
         .grid(&words, [count, word(heads)?, 1])
 }

@@ -4,18 +4,19 @@ mod attention;
 mod conv;
 mod data;
 mod delta;
+mod heads;
 mod norm;
 mod paged;
 mod rows;
 mod trial;
 mod work;
 
-use turbospark_device::{DeviceError, Op, View};
+use turbospark_device::{DeviceError, Op, Recorded, View};
 
 use crate::linear;
 use crate::plan::{Plan, word};
 
-pub(crate) use trial::attention_works;
+pub(crate) use trial::{HEADS, attention_works};
 pub(crate) use work::work;
 
 pub(crate) type Done = Result<(), DeviceError>;
@@ -46,12 +47,39 @@ pub(crate) fn plan(plan: &mut Plan<'_>, op: &Op<'_>) -> Done {
     }
 }
 
-/// Puts two neighbours into the plan at once, where one kernel does both; else `None`, and nothing was planned.
-pub(crate) fn plan_two(plan: &mut Plan<'_>, first: &Op<'_>, second: &Op<'_>) -> Option<Done> {
-    match (first, second) {
-        (Op::RmsNorm(norm), Op::Rope(rope)) => norm::norm_rope(plan, norm, rope),
+/// Puts as many of the first ops into the plan at once as one kernel does: how many, or `None`, and nothing was planned.
+pub(crate) fn plan_some(plan: &mut Plan<'_>, ops: &[Recorded<'_>]) -> Option<(usize, Done)> {
+    if let Some(done) = heads::heads(plan, ops) {
+        return Some((heads::OPS, done));
+    }
+    if let Some(planned) = linear::several(plan, ops) {
+        return Some(planned);
+    }
+    match ops {
+        [a, b, ..] => match (&a.op, &b.op) {
+            (Op::RmsNorm(norm), Op::Rope(rope)) => norm::norm_rope(plan, norm, rope).map(|done| (2, done)),
+            _ => None,
+        },
         _ => None,
     }
+}
+
+/// Whether two views are the same elements in the same order.
+pub(crate) fn same(a: &View<'_>, b: &View<'_>) -> bool {
+    std::ptr::eq(a.buffer(), b.buffer())
+        && (a.offset_bytes(), a.dtype()) == (b.offset_bytes(), b.dtype())
+        && a.dims() == b.dims()
+        && (0..a.dims().len()).all(|axis| a.stride(axis) == b.stride(axis))
+}
+
+/// Whether no byte from the first to the last of a view lies within another.
+pub(crate) fn apart(views: &[&View<'_>]) -> bool {
+    let end = |v: &View<'_>| v.end_bytes().unwrap_or(usize::MAX);
+    views.iter().enumerate().all(|(i, a)| {
+        views[..i]
+            .iter()
+            .all(|b| !std::ptr::eq(a.buffer(), b.buffer()) || a.offset_bytes() >= end(b) || b.offset_bytes() >= end(a))
+    })
 }
 
 /// Workgroups of [`WG`] threads for a thread an element.

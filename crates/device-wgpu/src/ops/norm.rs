@@ -1,9 +1,8 @@
 //! Norms: a workgroup a row.
 
-use turbospark_device::View;
 use turbospark_device::op::{LayerNorm, RmsNorm, Rope};
 
-use super::{Done, strides};
+use super::{Done, same, strides};
 use crate::kernel::{Form, Source};
 use crate::plan::{Plan, refused, word};
 
@@ -26,7 +25,7 @@ const NORM_ROPE: Source = Source {
 };
 
 /// Threads for rows of `n`: a head of 128 keeps few of them busy.
-fn threads(n: usize) -> u32 {
+pub(super) fn threads(n: usize) -> u32 {
     (n as u32).next_power_of_two().clamp(32, 256)
 }
 
@@ -100,16 +99,14 @@ pub(super) fn layer_norm(plan: &mut Plan<'_>, op: &LayerNorm<'_>) -> Done {
         .over(&words, rows as u64)
 }
 
+/// Whether the two are a norm of heads in place, and the turn of the same heads.
+pub(super) fn is_norm_rope(norm: &RmsNorm<'_>, rope: &Rope<'_>) -> bool {
+    norm.x.dims().len() == 3 && norm.gate.is_none() && same(&norm.x, &norm.out) && same(&norm.x, &rope.x)
+}
+
 /// A norm of heads in place and the turn of the same heads, in one: `None` where the two are not that.
 pub(super) fn norm_rope(plan: &mut Plan<'_>, norm: &RmsNorm<'_>, rope: &Rope<'_>) -> Option<Done> {
-    let same = |a: &View<'_>, b: &View<'_>| {
-        std::ptr::eq(a.buffer(), b.buffer())
-            && a.offset_bytes() == b.offset_bytes()
-            && a.dims() == b.dims()
-            && (0..a.dims().len()).all(|axis| a.stride(axis) == b.stride(axis))
-    };
-    let fits = norm.x.dims().len() == 3 && norm.gate.is_none() && same(&norm.x, &norm.out) && same(&norm.x, &rope.x);
-    fits.then(|| one(plan, norm, rope))
+    is_norm_rope(norm, rope).then(|| one(plan, norm, rope))
 }
 
 fn one(plan: &mut Plan<'_>, norm: &RmsNorm<'_>, rope: &Rope<'_>) -> Done {

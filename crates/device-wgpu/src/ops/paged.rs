@@ -4,7 +4,7 @@ use turbospark_device::op::{PagedAttention, StoreKv};
 use turbospark_device::{DeviceError, Span, View};
 use turbospark_tensor::DType;
 
-use super::attention::{PROMPT, PROMPT_MATRIX, PROMPT_SHUFFLED, TILE, tiled};
+use super::attention::{PROMPT, PROMPT_MATRIX, PROMPT_SHUFFLED, Tiles};
 use super::{Done, WG, groups, strides};
 use crate::kernel::{Form, Source};
 use crate::plan::{At, Plan, word};
@@ -79,22 +79,26 @@ fn first_page(op: &PagedAttention<'_>, pages: &At, span: &Span) -> u32 {
 fn prompt(plan: &mut Plan<'_>, op: &PagedAttention<'_>) -> Done {
     let (heads, n, kv_heads) = (op.q.dim(1), op.q.dim(2), op.k_cache.dim(1));
     let pages = plan.view(&op.pages)?;
-    let mut tiles = Vec::new();
-    for s in op.spans.iter().filter(|s| !s.decode) {
-        for r in (0..s.rows).step_by(TILE) {
-            let of = [s.first_row + r, TILE.min(s.rows - r), s.start + r].map(|n| n as u32);
-            tiles.extend(of.into_iter().chain([first_page(op, &pages, s)]));
+    let spans = || op.spans.iter().filter(|s| !s.decode);
+    let lengths: Vec<usize> = spans().map(|s| s.rows).collect();
+    let tiles = Tiles::of(plan.gpu, n, heads, heads / kv_heads, &lengths);
+    let mut list = Vec::new();
+    for s in spans() {
+        // The longest first: what is left at the end is short then.
+        for r in (0..s.rows).step_by(tiles.rows).rev() {
+            let of = [s.first_row + r, tiles.rows.min(s.rows - r), s.start + r].map(|n| n as u32);
+            list.extend(of.into_iter().chain([first_page(op, &pages, s)]));
         }
     }
-    if tiles.is_empty() {
+    if list.is_empty() {
         return Ok(());
     }
-    let count = tiles.len() as u32 / 4;
+    let count = list.len() as u32 / 4;
     let (q, k, v, out) =
         (plan.view(&op.q)?, cached(plan, &op.k_cache)?, cached(plan, &op.v_cache)?, plan.view(&op.out)?);
     let ([q_row, q_head], [out_row, out_head]) = (strides(&op.q)?, strides(&op.out)?);
     let words = [
-        plan.table(tiles),
+        plan.table(list),
         op.scale.to_bits(),
         q.at,
         q_row,
@@ -108,7 +112,8 @@ fn prompt(plan: &mut Plan<'_>, op: &PagedAttention<'_>) -> Done {
         out_head,
     ];
     let tables = plan.tables();
-    tiled(plan, [&PROMPT, &PROMPT_SHUFFLED, &PROMPT_MATRIX], n)
+    tiles
+        .kernel(plan, [&PROMPT, &PROMPT_SHUFFLED, &PROMPT_MATRIX], n)
         .set("PAGE", word(op.page_len)?)
         .set("QUANTISED", k.quantised)
         .read("tables", Form::U32, &tables)
@@ -117,7 +122,7 @@ fn prompt(plan: &mut Plan<'_>, op: &PagedAttention<'_>) -> Done {
         .read("k_cache", k.form, &k.at.window)
         .read("v_cache", v.form, &v.at.window)
         .write("out", Form::F32, &out.window)
-        .grid(&words, [count, word(heads)?, 1])
+        .grid(&words, [count, word(heads / tiles.heads)?, 1])
 }
 
 /// A decoded row: its number, the keys that it sees, and the first of its pages.

@@ -17,26 +17,42 @@ fn tile_of(i: u32) -> Tile {
 
 fn key_end(tile: Tile) -> u32 { return tile.keys; }
 
-fn visible(tile: Tile, row: u32, key: u32) -> bool { return key < tile.keys; }
+// Keys that a row of the tile sees: the first so many.
+fn seen(tile: Tile, row: u32) -> u32 { return tile.keys; }
 
 fn load_q(tile: Tile, head: u32, row: u32, d: u32) -> f32 {
     return q[p.q_at + (tile.first + row) * p.q_row + head * p.q_head + d];
 }
 
-fn load_k(tile: Tile, head: u32, key: u32, d: u32) -> f32 {
-    return k[p.k_at + (tile.start + key) * p.k_row + head * p.k_head + d];
+const KEY: u32 = 0u;
+const VALUE: u32 = 1u;
+
+fn place(what: u32, tile: Tile, head: u32, key: u32, d: u32) -> u32 {
+    let row = tile.start + key;
+    return select(p.v_at + row * p.v_row + head * p.v_head, p.k_at + row * p.k_row + head * p.k_head, what == KEY) + d;
 }
 
-fn load_v(tile: Tile, head: u32, key: u32, d: u32) -> f32 {
-    return v[p.v_at + (tile.start + key) * p.v_row + head * p.v_head + d];
+//#if WIDE
+// Keys and values start at whole vectors.
+fn load(what: u32, tile: Tile, head: u32, key: u32, d: u32) -> f32 {
+    return load_four(what, tile, head, key, d & ~3u)[d & 3u];
 }
 
-fn load_k4(tile: Tile, head: u32, key: u32, d: u32) -> vec4<f32> {
-    let at = p.k_at + (tile.start + key) * p.k_row + head * p.k_head + d;
-    return vec4(k[at], k[at + 1u], k[at + 2u], k[at + 3u]);
+fn load_four(what: u32, tile: Tile, head: u32, key: u32, d: u32) -> vec4<f32> {
+    let at = place(what, tile, head, key, d) >> 2u;
+    if what == KEY { return k[at]; }
+    return v[at];
+}
+//#else
+fn load(what: u32, tile: Tile, head: u32, key: u32, d: u32) -> f32 {
+    let at = place(what, tile, head, key, d);
+    if what == KEY { return k[at]; }
+    return v[at];
 }
 
-fn load_v4(tile: Tile, head: u32, key: u32, d: u32) -> vec4<f32> {
-    let at = p.v_at + (tile.start + key) * p.v_row + head * p.v_head + d;
+fn load_four(what: u32, tile: Tile, head: u32, key: u32, d: u32) -> vec4<f32> {
+    let at = place(what, tile, head, key, d);
+    if what == KEY { return vec4(k[at], k[at + 1u], k[at + 2u], k[at + 3u]); }
     return vec4(v[at], v[at + 1u], v[at + 2u], v[at + 3u]);
 }
+//#end

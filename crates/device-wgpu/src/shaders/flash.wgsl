@@ -2,8 +2,8 @@
 // tile and head. Each thread has 4 x 4 scores and 4 rows of COLUMNS outputs in registers; nothing as large as queries
 // times keys is ever stored.
 //
-// What stands before this gives `tile_of`, `key_end`, `visible`, `load_q`, `load_k` and `load_v`, and `row_max` and
-// `row_sum` over the sixteen threads of a row. Tiles are in `Small`, sums in f32.
+// What stands before this gives `tile_of`, `key_end`, `seen`, `load_q` and `load`, and `row_max` and `row_sum` over the
+// sixteen threads of a row. Tiles are in `Small`, sums in f32.
 // Rows are added up in ascending keys from multiples of 64; what a row does not see adds nothing, so that no bit of it
 // depends on the rows of its tile.
 
@@ -46,7 +46,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 var a = 0.0;
                 var b = 0.0;
                 if d < N && r < tile.rows { a = load_q(tile, head, r, d); }
-                if d < N && k0 + r < end { b = load_k(tile, head, k0 + r, d); }
+                if d < N && k0 + r < end { b = load(KEY, tile, head, k0 + r, d); }
                 left[(i % 16u) * 16u + r / 4u][r % 4u] = small(a);
                 right[(i % 16u) * 16u + r / 4u][r % 4u] = small(b);
             }
@@ -63,7 +63,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var c = 0u; c < 4u; c++) {
             s[c] *= p.scale;
             for (var r = 0u; r < 4u; r++) {
-                if !visible(tile, 4u * ty + r, k0 + 4u * tx + c) { s[c][r] = NOTHING; }
+                if k0 + 4u * tx + c >= seen(tile, 4u * ty + r) { s[c][r] = NOTHING; }
             }
         }
         // Softmax.
@@ -83,7 +83,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 let key = k0 + v0 + i / PADDED;
                 let d = i % PADDED;
                 var v = 0.0;
-                if d < N && key < end { v = load_v(tile, head, key, d); }
+                if d < N && key < end { v = load(VALUE, tile, head, key, d); }
                 values[i] = small(v);
             }
             workgroupBarrier();

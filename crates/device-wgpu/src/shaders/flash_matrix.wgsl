@@ -1,134 +1,293 @@
-// Attention of a tile of 64 queries on matrix units: four subgroups of 32, each with 16 of the queries.
+// Attention on matrix units: SLOTS queries a workgroup, KEYS keys at a time, with the softmax carried along. Sixteen
+// queries belong to a subgroup, or to two that share out keys and outputs where heads are wide. A query is a row of a
+// tile and one of the SHARE heads that read the same keys.
 //
-// A matrix's elements lie with the threads as the driver likes, so that sums can't be scaled row by row when a larger
-// score comes. Keys are therefore walked twice: once for the largest score of each row, once for the weights.
+// A square's elements lie with the threads as the driver likes, so that sums can't be scaled row by row where they are.
+// Weights are therefore told from a base that stays where it is while scores grow by less than 2^8: only a larger one
+// takes all sums through workgroup memory, which happens a few times a tile. Rows that did not grow are multiplied by
+// 1: no bit of a row depends on the others.
 //
-// What stands before this gives `tile_of`, `key_end`, `visible`, `load_q`, `load_k` and `load_v`.
+// Keys and values go through the same place in turn. While one is multiplied, the other is on its way into registers.
+//
+// What stands before this gives `tile_of`, `key_end`, `seen`, `load_q`, `load` and `load_four`.
 
-alias A16 = coop_mat16x16<f16, A>;
-alias B16 = coop_mat16x16<f16, B>;
-alias C16 = coop_mat16x16<f32, C>;
-
-const TILE: u32 = 64u;
-// Pieces of sixteen elements of a head.
-const PIECES: u32 = (N + 15u) / 16u;
-const PADDED: u32 = 16u * PIECES;
-// From a row of workgroup memory to the next: not a multiple of the banks.
+const KEYS: u32 = 32u;
+const THREADS: u32 = 2u * SPLIT * SLOTS;
+// Rows of a tile: a slot is a row of one of the heads.
+const TILE: u32 = SLOTS / SHARE;
+// Elements of a row in workgroup memory: some more than there are, so that rows are in different banks.
 const ROW: u32 = PADDED + 8u;
-const SCORES: u32 = TILE + 4u;
-const WEIGHTS: u32 = TILE + 8u;
+const SCORES: u32 = KEYS + 4u;
+const WEIGHTS: u32 = KEYS + 8u;
+// Threads that share a row of scores, and the scores of each.
+const LANES: u32 = 2u * SPLIT;
+const OWN: u32 = KEYS / LANES;
 const NOTHING: f32 = -3e38;
 const LOG2_E: f32 = 1.4426950408889634;
+// The largest weight is 2^HIGH where the base was set, and 2^TOP before it is set anew; f16 ends at 2^16.
+const HIGH: f32 = 7.0;
+const TOP: f32 = 15.0;
 
-// Queries, then keys, then values.
-var<workgroup> rows: array<f16, TILE * ROW>;
-var<workgroup> scores: array<f32, 64u * SCORES>;
-var<workgroup> weights: array<f16, 64u * WEIGHTS>;
+//#if VECTORS
+alias Halves = vec4<f16>;
+alias Floats = vec4<f32>;
+const CELL: u32 = 4u;
+//#else
+alias Halves = f16;
+alias Floats = f32;
+const CELL: u32 = 1u;
+//#end
+// Keys and values in turn.
+var<workgroup> rows: array<Halves, KEYS * ROW / CELL>;
+// Scores; and sums when they are scaled or written out.
+var<workgroup> scores: array<Floats, SLOTS * SCORES / CELL>;
+// Queries, and then weights.
+var<workgroup> weights: array<Halves, SLOTS * WEIGHTS / CELL>;
+// What a row's sums are multiplied by; at the end what they are divided by.
+var<workgroup> factors: array<f32, SLOTS>;
+// Whether a base was set anew at these keys.
+var<workgroup> grown: atomic<u32>;
 
-@compute @workgroup_size(128)
+fn score_4(at: u32) -> vec4<f32> {
+//#if VECTORS
+    return scores[at / 4u];
+//#else
+    return vec4(scores[at], scores[at + 1u], scores[at + 2u], scores[at + 3u]);
+//#end
+}
+
+fn put_score_4(at: u32, x: vec4<f32>) {
+//#if VECTORS
+    scores[at / 4u] = x;
+//#else
+//#each c 4
+    scores[at + {c}u] = x[{c}];
+//#end
+//#end
+}
+
+fn put_weight_4(at: u32, x: vec4<f16>) {
+//#if VECTORS
+    weights[at / 4u] = x;
+//#else
+//#each c 4
+    weights[at + {c}u] = x[{c}];
+//#end
+//#end
+}
+
+// What f16 can't hold becomes the largest that it can.
+fn halves_of(x: vec4<f32>) -> vec4<f16> { return vec4<f16>(clamp(x, vec4(-65504.0), vec4(65504.0))); }
+
+fn put_row_4(at: u32, h: vec4<f16>) {
+//#if VECTORS
+    rows[at / 4u] = h;
+//#else
+//#each c 4
+    rows[at + {c}u] = h[{c}];
+//#end
+//#end
+}
+
+// Fours of a tile of keys are numbered row by row: the row of number `i`, its first element, and where that is put.
+fn row_of(i: u32) -> u32 { return i / (PADDED / 4u); }
+fn element_of(i: u32) -> u32 { return i % (PADDED / 4u) * 4u; }
+fn put_four(i: u32, x: vec4<f32>) {
+    if i < KEYS * PADDED / 4u { put_row_4(row_of(i) * ROW + element_of(i), halves_of(x)); }
+}
+
+// Number `i` of the tile that begins at key `k0`. Zeros past the last key and past a head's elements.
+fn fetch(what: u32, tile: Tile, head: u32, k0: u32, end: u32, i: u32) -> vec4<f32> {
+    let key = k0 + row_of(i);
+    let d = element_of(i);
+    var x = vec4(0.0);
+    if i >= KEYS * PADDED / 4u || key >= end || d >= N { return x; }
+    if N % 4u == 0u || d + 4u <= N { return load_four(what, tile, head, key, d); }
+    for (var j = 0u; d + j < N; j++) { x[j] = load(what, tile, head, key, d + j); }
+    return x;
+}
+
+// Four elements of a query, so that scores come out as powers of two.
+fn fetch_q(tile: Tile, first_head: u32, slot: u32, d: u32) -> vec4<f16> {
+    var x = vec4(0.0);
+    if slot % TILE < tile.rows {
+        for (var j = 0u; j < 4u; j++) {
+            if d + j < N { x[j] = load_q(tile, first_head + slot / TILE, slot % TILE, d + j); }
+        }
+    }
+    return halves_of(x * (p.scale * LOG2_E));
+}
+
+@compute @workgroup_size(THREADS)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(local_invocation_index) lane: u32,
+    @builtin(local_invocation_index) t: u32,
     @builtin(subgroup_id) subgroup: u32,
-    @builtin(subgroup_invocation_id) own: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
 ) {
-    let head = group.y;
+    let head = group.y * SHARE;
     let tile = tile_of(group.x);
     let end = key_end(tile);
-    let first = 16u * subgroup;
-    // Two threads a row: sixteen rows of a subgroup.
-    let row = first + own % 16u;
-    let half = 32u * (own / 16u);
-    for (var i = lane; i < TILE * PADDED; i += 128u) {
-        let r = i / PADDED;
-        let d = i % PADDED;
-        var x = 0.0;
-        if d < N && r < tile.rows { x = load_q(tile, head, r, d); }
-        rows[r * ROW + d] = small(x);
+    // The subgroup's queries, and its part of keys and outputs.
+    let first = 16u * (subgroup / SPLIT);
+    let part = subgroup % SPLIT;
+    // The thread's row in the softmax: one of the subgroup's, or of the two that share it.
+    let row = t / LANES;
+    let own = t % LANES * OWN;
+    let limit = seen(tile, row % TILE);
+    if t == 0u { atomicStore(&grown, 0u); }
+//#each b BLOCKS
+//#each i PIECES
+    var q_{b}_{i} = coop_mat{SIDE}x{SIDE}<f16, A>();
+//#end
+//#each i OUTS
+    var sum_{b}_{i} = coop_mat{SIDE}x{SIDE}<f32, C>();
+//#end
+//#end
+    // Queries come through the place of the weights, as many elements of all of them as a square is wide.
+//#each i PIECES
+    workgroupBarrier();
+    for (var e = t; e < SLOTS * SIDE / 4u; e += THREADS) {
+        let slot = e / (SIDE / 4u);
+        let d = e % (SIDE / 4u) * 4u;
+        put_weight_4(slot * WEIGHTS + d, fetch_q(tile, head, slot, {i}u * SIDE + d));
     }
     workgroupBarrier();
-    var q: array<A16, PIECES>;
-    for (var i = 0u; i < PIECES; i++) { q[i] = coopLoadT<A16>(&rows[first * ROW + 16u * i], ROW); }
-    var acc: array<C16, PIECES>;
-    for (var i = 0u; i < PIECES; i++) { acc[i] = C16(); }
-    var top = NOTHING;
+//#each b BLOCKS
+    q_{b}_{i} = coopLoadT<coop_mat{SIDE}x{SIDE}<f16, A>>(&weights[(first + {b}u * SIDE) * WEIGHTS / CELL], WEIGHTS / CELL);
+//#end
+//#end
+//#each e EACH
+    var next_{e} = fetch(KEY, tile, head, 0u, end, t + {e}u * THREADS);
+//#end
+    var base = NOTHING;
     var total = 0.0;
-    for (var walk = 0u; walk < 2u; walk++) {
-        for (var k0 = 0u; k0 < end; k0 += TILE) {
-            workgroupBarrier();
-            for (var i = lane; i < TILE * PADDED / 4u; i += 128u) {
-                let r = i / (PADDED / 4u);
-                let d = i % (PADDED / 4u) * 4u;
-                var x = vec4(0.0);
-                if k0 + r < end {
-                    if d + 4u <= N {
-                        x = load_k4(tile, head, k0 + r, d);
-                    } else {
-                        for (var j = 0u; d + j < N; j++) { x[j] = load_k(tile, head, k0 + r, d + j); }
-                    }
-                }
-                for (var j = 0u; j < 4u; j++) { rows[r * ROW + d + j] = small(x[j]); }
-            }
-            workgroupBarrier();
-            for (var c = 0u; c < 4u; c++) {
-                var s = C16();
-                for (var i = 0u; i < PIECES; i++) {
-                    let k = coopLoad<B16>(&rows[16u * c * ROW + 16u * i], ROW);
-                    s = coopMultiplyAdd(q[i], k, s);
-                }
-                coopStoreT(s, &scores[first * SCORES + 16u * c], SCORES);
-            }
-            workgroupBarrier();
-            if walk == 0u {
-                for (var c = 0u; c < 32u; c++) {
-                    let key = half + c;
-                    if visible(tile, row, k0 + key) { top = max(top, scores[row * SCORES + key] * p.scale); }
-                }
-                continue;
-            }
-            for (var c = 0u; c < 32u; c++) {
-                let key = half + c;
-                var w = 0.0;
-                if visible(tile, row, k0 + key) { w = exp2((scores[row * SCORES + key] * p.scale - top) * LOG2_E); }
-                total += w;
-                weights[row * WEIGHTS + key] = f16(w);
-            }
-            for (var i = lane; i < TILE * PADDED / 4u; i += 128u) {
-                let r = i / (PADDED / 4u);
-                let d = i % (PADDED / 4u) * 4u;
-                var x = vec4(0.0);
-                if k0 + r < end {
-                    if d + 4u <= N {
-                        x = load_v4(tile, head, k0 + r, d);
-                    } else {
-                        for (var j = 0u; d + j < N; j++) { x[j] = load_v(tile, head, k0 + r, d + j); }
-                    }
-                }
-                for (var j = 0u; j < 4u; j++) { rows[r * ROW + d + j] = small(x[j]); }
-            }
-            workgroupBarrier();
-            for (var c = 0u; c < 4u; c++) {
-                let w = coopLoadT<A16>(&weights[first * WEIGHTS + 16u * c], WEIGHTS);
-                for (var i = 0u; i < PIECES; i++) {
-                    let v = coopLoadT<B16>(&rows[16u * c * ROW + 16u * i], ROW);
-                    acc[i] = coopMultiplyAdd(w, v, acc[i]);
-                }
-            }
-        }
-        // Both threads of a row.
-        if walk == 0u { top = max(top, subgroupShuffleXor(top, 16u)); }
-    }
-    total += subgroupShuffleXor(total, 16u);
-    for (var i = 0u; i < PIECES; i++) {
+    for (var k0 = 0u; k0 < end; k0 += KEYS) {
         workgroupBarrier();
-        coopStoreT(acc[i], &scores[first * SCORES], SCORES);
+//#each e EACH
+        put_four(t + {e}u * THREADS, next_{e});
+//#end
         workgroupBarrier();
-        for (var c = 0u; c < 8u; c++) {
-            let d = 8u * (own / 16u) + c;
-            if row < tile.rows && 16u * i + d < N {
-                out[p.out_at + (tile.first + row) * p.out_row + head * p.out_head + 16u * i + d] =
-                    scores[row * SCORES + d] / total;
+//#each e EACH
+        next_{e} = fetch(VALUE, tile, head, k0, end, t + {e}u * THREADS);
+//#end
+        // Scores of the subgroup's part of the keys.
+//#each c KEY_SQUARES
+        {
+            let key = (part * KEY_SQUARES + {c}u) * SIDE;
+//#each b BLOCKS
+            var s_{b} = coop_mat{SIDE}x{SIDE}<f32, C>();
+//#end
+//#each i PIECES
+            {
+                let k = coopLoad<coop_mat{SIDE}x{SIDE}<f16, B>>(&rows[(key * ROW + {i}u * SIDE) / CELL], ROW / CELL);
+//#each b BLOCKS
+                s_{b} = coopMultiplyAdd(q_{b}_{i}, k, s_{b});
+//#end
             }
+//#end
+//#each b BLOCKS
+            coopStoreT(s_{b}, &scores[((first + {b}u * SIDE) * SCORES + key) / CELL], SCORES / CELL);
+//#end
+        }
+//#end
+        workgroupBarrier();
+        // Weights.
+        var most = vec4(NOTHING);
+//#each j FOURS
+        let at_{j} = vec4<u32>(k0 + own + {j}u * 4u) + vec4(0u, 1u, 2u, 3u);
+        let s_{j} = select(vec4(NOTHING), score_4(row * SCORES + own + {j}u * 4u), at_{j} < vec4(limit));
+        most = max(most, s_{j});
+//#end
+        var top = max(max(most.x, most.y), max(most.z, most.w));
+        top = max(top, subgroupShuffleXor(top, 1u));
+//#if TWO
+        top = max(top, subgroupShuffleXor(top, 2u));
+//#end
+        var factor = 1.0;
+        if top > base + TOP {
+            factor = exp2(base - (top - HIGH));
+            base = top - HIGH;
+            total *= factor;
+            // There is nothing to scale yet at the first keys, of which every row sees some.
+            if k0 > 0u { atomicStore(&grown, 1u); }
+        }
+        if t % LANES == 0u { factors[row] = factor; }
+//#each j FOURS
+        {
+            let w = vec4<f16>(select(vec4(0.0), exp2(s_{j} - base), at_{j} < vec4(limit)));
+            put_weight_4(row * WEIGHTS + own + {j}u * 4u, w);
+            // The sum of what is multiplied: weights that are rounded add up to 1.
+            total += dot(vec4<f32>(w), vec4(1.0));
+        }
+//#end
+        // All have read the keys, and tell each other whether a base was set anew.
+//#each e EACH
+        put_four(t + {e}u * THREADS, next_{e});
+//#end
+        let any_grown = workgroupUniformLoad(&grown);
+        if t == 0u { atomicStore(&grown, 0u); }
+        if k0 + KEYS < end {
+//#each e EACH
+            next_{e} = fetch(KEY, tile, head, k0 + KEYS, end, t + {e}u * THREADS);
+//#end
+        }
+        if any_grown != 0u {
+//#each i OUTS
+//#each b BLOCKS
+            coopStoreT(sum_{b}_{i}, &scores[((first + {b}u * SIDE) * SCORES + part * SIDE) / CELL], SCORES / CELL);
+//#end
+            workgroupBarrier();
+            for (var e = lane; e < 4u * SIDE; e += 32u) {
+                let r = first + e / (SIDE / 4u);
+                let at = r * SCORES + part * SIDE + e % (SIDE / 4u) * 4u;
+                put_score_4(at, score_4(at) * factors[r]);
+            }
+            workgroupBarrier();
+//#each b BLOCKS
+            sum_{b}_{i} = coopLoadT<coop_mat{SIDE}x{SIDE}<f32, C>>(&scores[((first + {b}u * SIDE) * SCORES + part * SIDE) / CELL], SCORES / CELL);
+//#end
+            workgroupBarrier();
+//#end
+        }
+        // Sums of the subgroup's part of the outputs.
+//#each c STEPS
+        {
+//#each b BLOCKS
+            let w_{b} = coopLoadT<coop_mat{SIDE}x{SIDE}<f16, A>>(&weights[((first + {b}u * SIDE) * WEIGHTS + {c}u * SIDE) / CELL], WEIGHTS / CELL);
+//#end
+//#each i OUTS
+            {
+                let v = coopLoadT<coop_mat{SIDE}x{SIDE}<f16, B>>(&rows[({c}u * SIDE * ROW + (part * OUTS + {i}u) * SIDE) / CELL], ROW / CELL);
+//#each b BLOCKS
+                sum_{b}_{i} = coopMultiplyAdd(w_{b}, v, sum_{b}_{i});
+//#end
+            }
+//#end
+        }
+//#end
+    }
+    total += subgroupShuffleXor(total, 1u);
+//#if TWO
+    total += subgroupShuffleXor(total, 2u);
+//#end
+    workgroupBarrier();
+    if t % LANES == 0u { factors[row] = total; }
+//#each i OUTS
+    workgroupBarrier();
+//#each b BLOCKS
+    coopStoreT(sum_{b}_{i}, &scores[((first + {b}u * SIDE) * SCORES + part * SIDE) / CELL], SCORES / CELL);
+//#end
+    workgroupBarrier();
+    for (var e = lane; e < 4u * SIDE; e += 32u) {
+        let slot = first + e / (SIDE / 4u);
+        let c = e % (SIDE / 4u) * 4u;
+        let x = score_4(slot * SCORES + part * SIDE + c) / factors[slot];
+        let d = (part * OUTS + {i}u) * SIDE + c;
+        let to = p.out_at + (tile.first + slot % TILE) * p.out_row + (head + slot / TILE) * p.out_head + d;
+        for (var j = 0u; j < 4u; j++) {
+            if slot % TILE < tile.rows && d + j < N { out[to + j] = x[j]; }
         }
     }
+//#end
 }

@@ -17,24 +17,24 @@ fn tile_of(i: u32) -> Tile {
 
 fn key_end(tile: Tile) -> u32 { return tile.start + tile.rows; }
 
-fn visible(tile: Tile, row: u32, key: u32) -> bool { return key <= tile.start + row; }
+// Keys that a row of the tile sees: the first so many.
+fn seen(tile: Tile, row: u32) -> u32 { return tile.start + row + 1u; }
 
 fn load_q(tile: Tile, head: u32, row: u32, d: u32) -> f32 {
     return q[p.q_at + (tile.first + row) * p.q_row + head * p.q_head + d];
 }
 
-fn load_k(tile: Tile, head: u32, key: u32, d: u32) -> f32 {
-    return key_element(cached(tile.pages, key, head / p.shared_by) + d);
+const KEY: u32 = 0u;
+const VALUE: u32 = 1u;
+
+fn load(what: u32, tile: Tile, head: u32, key: u32, d: u32) -> f32 {
+    let at = cached(tile.pages, key, head / p.shared_by) + d;
+    if what == KEY { return key_element(at); }
+    return value_element(at);
 }
 
-fn load_v(tile: Tile, head: u32, key: u32, d: u32) -> f32 {
-    return value_element(cached(tile.pages, key, head / p.shared_by) + d);
-}
-
-fn load_k4(tile: Tile, head: u32, key: u32, d: u32) -> vec4<f32> {
-    return key_four(cached(tile.pages, key, head / p.shared_by) + d);
-}
-
-fn load_v4(tile: Tile, head: u32, key: u32, d: u32) -> vec4<f32> {
-    return value_four(cached(tile.pages, key, head / p.shared_by) + d);
+fn load_four(what: u32, tile: Tile, head: u32, key: u32, d: u32) -> vec4<f32> {
+    let at = cached(tile.pages, key, head / p.shared_by) + d;
+    if what == KEY { return key_four(at); }
+    return value_four(at);
 }

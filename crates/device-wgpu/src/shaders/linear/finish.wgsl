@@ -5,6 +5,13 @@ fn cut(v: Eight, left: u32) -> Eight {
     return Eight(select(zero, v.a, at < vec4<u32>(left)), select(zero, v.b, at + vec4<u32>(4u) < vec4<u32>(left)));
 }
 
+//#if MANY
+// Words that tell of one of several weights, and where its outputs go.
+const PART: u32 = 7u;
+var<private> out_at: u32;
+var<private> out_step: u32;
+//#end
+
 // Writes an output: a, or silu(a) b, with what comes after.
 fn finish(row: u32, o: u32, a: f32, b: f32) {
     var v = a;
@@ -18,5 +25,9 @@ fn finish(row: u32, o: u32, a: f32, b: f32) {
 //#if RESIDUAL
     v += residual[p.residual + row * p.residual_row + o];
 //#end
+//#if MANY
+    out[out_at + row * out_step + o] = v;
+//#else
     out[p.out + row * p.out_row + o] = v;
+//#end
 }

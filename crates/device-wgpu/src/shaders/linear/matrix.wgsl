@@ -186,9 +186,9 @@ fn main(
     let n0 = subgroup % 4u * NI * SIDE;
 //#each i MI
 //#each j NI
-    var c_{i}_{j} = coop_mat$SIDEx$SIDE<f32, C>();
+    var c_{i}_{j} = coop_mat{SIDE}x{SIDE}<f32, C>();
 //#if GATED
-    var d_{i}_{j} = coop_mat$SIDEx$SIDE<f32, C>();
+    var d_{i}_{j} = coop_mat{SIDE}x{SIDE}<f32, C>();
 //#end
 //#end
 //#end
@@ -232,16 +232,16 @@ fn main(
 //#each s STEPS
         {
 //#each i MI
-            let x_m{i} = coopLoadT<coop_mat$SIDEx$SIDE<f16, A>>(&xs[((m0 + {i}u * SIDE) * ROW + {s}u * SIDE) / CELL], ROW / CELL);
+            let x_m{i} = coopLoadT<coop_mat{SIDE}x{SIDE}<f16, A>>(&xs[((m0 + {i}u * SIDE) * ROW + {s}u * SIDE) / CELL], ROW / CELL);
 //#end
 //#each j NI
             {
-                let w_n = coopLoad<coop_mat$SIDEx$SIDE<f16, B>>(&ws[((n0 + {j}u * SIDE) * ROW + {s}u * SIDE) / CELL], ROW / CELL);
+                let w_n = coopLoad<coop_mat{SIDE}x{SIDE}<f16, B>>(&ws[((n0 + {j}u * SIDE) * ROW + {s}u * SIDE) / CELL], ROW / CELL);
 //#each i MI
                 c_{i}_{j} = coopMultiplyAdd(x_m{i}, w_n, c_{i}_{j});
 //#end
 //#if GATED
-                let v_n = coopLoad<coop_mat$SIDEx$SIDE<f16, B>>(&vs[((n0 + {j}u * SIDE) * ROW + {s}u * SIDE) / CELL], ROW / CELL);
+                let v_n = coopLoad<coop_mat{SIDE}x{SIDE}<f16, B>>(&vs[((n0 + {j}u * SIDE) * ROW + {s}u * SIDE) / CELL], ROW / CELL);
 //#each i MI
                 d_{i}_{j} = coopMultiplyAdd(x_m{i}, v_n, d_{i}_{j});
 //#end

@@ -14,17 +14,24 @@ fn dot8(w: Eight, u: vec4<f32>, v: vec4<f32>, sum: f32) -> f32 {
     return fma(w.b.w, v.w, s);
 }
 
-@compute @workgroup_size(THREADS)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(local_invocation_index) t: u32,
-//#if SUBGROUPS
-    @builtin(subgroup_id) subgroup: u32,
-    @builtin(subgroup_invocation_id) lane: u32,
-    @builtin(num_subgroups) subgroups: u32,
-//#end
-) {
+//#each q PARTS
+fn part_{q}(group: vec2<u32>, t: u32, subgroup: u32, lane: u32, subgroups: u32) {
+//#if MANY
+    // One of several weights that the same rows are multiplied by: its workgroups, outputs, place and row, and where the
+    // outputs go.
+    let part = p.list + {q}u * PART;
+    let n = list[part + 2u];
+    let place = list[part + 3u];
+    let step = list[part + 4u];
+    out_at = list[part + 5u];
+    out_step = list[part + 6u];
+    let first = (group.x - list[part]) * ROWS;
+//#else
+    let n = p.n;
+    let place = p.a;
+    let step = p.a_row;
     let first = group.x * ROWS;
+//#end
 //#if ROUTED_IDS
     // A row and one of its experts.
     let slot = p.first + group.y;
@@ -44,8 +51,8 @@ fn main(
     let x_{m} = p.x + min(rows + {m}u, p.m - 1u) * p.x_row;
 //#end
 //#each r ROWS
-    let o_{r} = min(first + {r}u, p.n - 1u);
-    let a_{r} = p.a + expert * p.a_step + o_{r} * p.a_row;
+    let o_{r} = min(first + {r}u, n - 1u);
+    let a_{r} = place + expert * p.a_step + o_{r} * step;
 //#if GATED
     let b_{r} = p.b + expert * p.b_step + o_{r} * p.b_row;
 //#end
@@ -58,7 +65,7 @@ fn main(
 //#end
     for (var i = t * 8u; i < p.k; i += THREADS * 8u) {
 //#each r ROWS
-        var w_{r} = a_w8(a_{r}, o_{r}, i);
+        var w_{r} = w8_{q}(a_{r}, o_{r}, i);
 //#if TAIL
         w_{r} = cut(w_{r}, p.k - i);
 //#end
@@ -113,7 +120,7 @@ fn main(
         }
         let o = first + t / BATCH;
         let row = to + t % BATCH;
-        if o < p.n && row < p.m { finish(row, o, a, b); }
+        if o < n && row < p.m { finish(row, o, a, b); }
     }
 //#else
     // Each sum in sixteen parts, and these in order: the order that it has must not depend on BATCH.
@@ -144,8 +151,36 @@ fn main(
         }
         let o = first + {r}u;
         let row = to + t;
-        if o < p.n && row < p.m { finish(row, o, a, b); }
+        if o < n && row < p.m { finish(row, o, a, b); }
     }
 //#end
+//#end
+}
+//#end
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(local_invocation_index) t: u32,
+//#if SUBGROUPS
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+    @builtin(num_subgroups) subgroups: u32,
+//#end
+) {
+//#if SUBGROUPS
+//#else
+    let subgroup = 0u;
+    let lane = 0u;
+    let subgroups = 0u;
+//#end
+//#if MANY
+//#each q PARTS
+    if group.x >= list[p.list + {q}u * PART] && group.x < list[p.list + {q}u * PART + 1u] {
+        part_{q}(group.xy, t, subgroup, lane, subgroups);
+    }
+//#end
+//#else
+    part_0(group.xy, t, subgroup, lane, subgroups);
 //#end
 }

@@ -2,16 +2,22 @@
 //!
 //! WGSL has neither arrays that are sure to stay in registers nor conditional text. Three comments give both:
 //! `//#each i NAME` repeats the lines to its `//#end` with `{i}` replaced by 0 to NAME - 1 (or a plain number), and
-//! `//#if NAME` keeps them where NAME is set, with an optional `//#else`.
+//! `//#if NAME` keeps them where NAME is set, with an optional `//#else`. `{NAME}` is the number itself.
 
 /// Writes a kernel out. A name in `//#if` is set where it is among `names` with a value other than 0.
 ///
 /// # Panics
 /// When a block isn't closed or a name isn't known: our own texts are meant.
-pub(super) fn expand(text: &str, names: &[(&str, u32)]) -> String {
+pub(crate) fn expand(text: &str, names: &[(&str, u32)]) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let mut out = String::with_capacity(text.len() * 2);
     block(&lines, names, &mut out);
+    for (name, value) in names {
+        let braced = format!("{{{name}}}");
+        if out.contains(&braced) {
+            out = out.replace(&braced, &value.to_string());
+        }
+    }
     out
 }
 
@@ -77,6 +83,7 @@ mod tests {
         let text = "//#each i N\n//#if A\na{i}\n//#else\n//#each j 2\nb{i}{j}\n//#end\n//#end\n//#end\nc\n";
         assert_eq!(expand(text, &[("N", 2), ("A", 1)]), "a0\na1\nc\n");
         assert_eq!(expand(text, &[("N", 1), ("A", 0)]), "b00\nb01\nc\n");
+        assert_eq!(expand("mat{N}x{N}\n", &[("N", 16)]), "mat16x16\n");
     }
 
     #[test]
