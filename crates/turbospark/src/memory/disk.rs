@@ -177,9 +177,14 @@ mod tests {
         let checkpoint = turbospark_weights::Folder::open(folder.path()).unwrap().checkpoint().unwrap();
         let memory = folder.path().join("disks.json");
         let device = turbospark_device::ReferenceDevice;
-        let first = speed(&checkpoint, &device, Some(&memory)).unwrap().unwrap();
+        let first = speed(&checkpoint, &device, Some(&memory), false).unwrap().unwrap();
         assert!(first.bytes_per_s > 0.0 && first.age.is_zero());
-        let second = speed(&checkpoint, &device, Some(&memory)).unwrap().unwrap();
+        let second = speed(&checkpoint, &device, Some(&memory), false).unwrap().unwrap();
         assert_eq!(second.bytes_per_s, first.bytes_per_s.round());
+        // Something was in the way when it was measured.
+        remember(&memory, &first.device, 1.0, SystemTime::now());
+        let anew = speed(&checkpoint, &device, Some(&memory), true).unwrap().unwrap();
+        let known = speed(&checkpoint, &device, Some(&memory), false).unwrap().unwrap();
+        assert_eq!(known.bytes_per_s, anew.bytes_per_s.round());
     }
 }
