@@ -294,6 +294,14 @@ impl Checkpoint {
         self.files[file.index()].read_at(offset, out)
     }
 
+    /// Whether a tensor is likely in the page cache, so that a copy is faster than reading it past that.
+    ///
+    /// # Panics
+    /// When `place` comes from a checkpoint with more files.
+    pub fn is_cached(&self, place: &Place) -> bool {
+        self.files[place.file.index()].is_cached(place.offset, place.length)
+    }
+
     /// Copies a tensor into `out`, which has its length.
     ///
     /// # Panics

@@ -121,6 +121,14 @@ impl WeightFile {
         }
     }
 
+    /// Whether a range is likely in the page cache, by a look at a few of its pages; false where the system doesn't tell.
+    pub(crate) fn is_cached(&self, offset: u64, length: u64) -> bool {
+        match &*self.store {
+            Store::Memory(_) => true,
+            Store::File { file, .. } => (0..LOOKS).all(|i| is_page_cached(file, offset + length / LOOKS * i)),
+        }
+    }
+
     /// Fills `out` from `offset` on, without mapping. Any number of threads may read at once.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let length = out.len() as u64;
@@ -138,6 +146,21 @@ impl WeightFile {
             }
         }
     }
+}
+
+/// Pages of a range that are looked at.
+const LOOKS: u64 = 8;
+
+#[cfg(target_os = "linux")]
+fn is_page_cached(file: &File, offset: u64) -> bool {
+    let mut byte = [0];
+    let flags = rustix::io::ReadWriteFlags::NOWAIT;
+    rustix::io::preadv2(file, &mut [io::IoSliceMut::new(&mut byte)], offset, flags) == Ok(1)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_page_cached(_: &File, _: u64) -> bool {
+    false
 }
 
 #[cfg(unix)]

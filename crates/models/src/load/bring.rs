@@ -10,6 +10,7 @@ use turbospark_weights::{FileId, Linear, Mapping, Piece, Scaled};
 
 use super::{Loader, Planned};
 use crate::quant::{Quant, Role, requantise_transposed};
+use crate::stream::{MIN_SLOT, Reads, direct_files};
 use crate::weight::{Matrix, ScaledTensors, Weight};
 use crate::{ModelError, Result};
 
@@ -50,10 +51,33 @@ impl Loader<'_> {
             return Ok(Weight::new(buffer, offset, place.dtype, place.shape));
         }
         let bytes = usize::try_from(piece.length()).map_err(|_| too_large(name))?;
+        if let Piece::Place(place) = piece
+            && self.loaded
+            && bytes >= MIN_SLOT
+            && !checkpoint.is_cached(place)
+        {
+            return self.bring_directly(name, piece);
+        }
         let buffer = self.device.alloc(name, bytes)?;
         let fill = |out: &mut [u8]| checkpoint.fill(piece, out).map_err(std::io::Error::other);
         self.device.fill(buffer.bytes(), &mut { fill })?;
         Ok(Weight::new(Arc::new(buffer), 0, piece.dtype(), piece.shape()))
+    }
+
+    /// Reads a tensor past the page cache, several parts at a time: faster from a disk, and a ceiling on memory that is
+    /// held from outside counts no pages of the file beside the copy.
+    fn bring_directly(&mut self, name: &str, piece: &Piece) -> Result<Weight> {
+        let checkpoint = self.claims.checkpoint();
+        let (reads, offsets) = Reads::lay_out(std::slice::from_ref(piece));
+        let buffer = self.device.alloc(name, reads.slot_bytes)?;
+        let files = match &self.direct {
+            Some(files) => files,
+            None => self.direct.insert(direct_files(checkpoint)?),
+        };
+        self.device.fill(buffer.bytes(), &mut |out| {
+            reads.read(checkpoint, files, out, &|| false).map(drop).map_err(std::io::Error::other)
+        })?;
+        Ok(Weight::new(Arc::new(buffer), offsets[0], piece.dtype(), piece.shape()))
     }
 
     /// A file's own pages, where the device can use them.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use turbospark_device::{Buffer, Device, ReferenceDevice};
 use turbospark_tensor::DType;
-use turbospark_weights::{Checkpoint, Claims, FileId, Linear};
+use turbospark_weights::{Checkpoint, Claims, DirectFile, FileId, Linear};
 
 use crate::Result;
 use crate::config::Config;
@@ -127,6 +127,8 @@ struct Loader<'a> {
     files: HashMap<FileId, Option<Arc<Buffer>>>,
     /// Where tensors are listed and not brought.
     plan: Option<Vec<Planned>>,
+    /// The files for direct reads, once one was made.
+    direct: Option<Vec<DirectFile>>,
     /// Whether tensors are copied although the device could use the file's pages.
     loaded: bool,
     /// Whether the tower uses the file's pages all the same.
@@ -145,6 +147,7 @@ impl<'a> Loader<'a> {
             claims: checkpoint.claims(),
             files: HashMap::new(),
             plan: None,
+            direct: None,
             loaded: false,
             vision_mapped: false,
             streamed: None,

@@ -23,8 +23,7 @@ use disk::Disk;
 pub use disk::{Choice, Counters};
 pub(crate) use experts::PooledExperts;
 pub use pool::Pool;
-use reads::Reads;
-pub(crate) use reads::{ExpertReads, Part};
+pub(crate) use reads::{ExpertReads, Part, Reads};
 pub use ring::Ring;
 use ring::{Cycle, slot_of};
 pub(crate) use table::StreamedTable;
@@ -339,7 +338,7 @@ impl Streamed {
 }
 
 /// Below this, memory isn't aligned for direct reads.
-const MIN_SLOT: usize = 2 << 20;
+pub(crate) const MIN_SLOT: usize = 2 << 20;
 
 fn slots(device: &Arc<dyn Device>, label: &str, count: usize, bytes: usize) -> Result<Vec<Arc<Buffer>>> {
     let slot = |_| device.alloc(label, bytes.max(MIN_SLOT)).map(Arc::new);
