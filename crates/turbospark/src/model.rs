@@ -16,6 +16,7 @@ use crate::options::LoadOptions;
 use crate::pool::Pool;
 use crate::{Cancel, Error, PromptBuilder, PromptLimits, Result, Sampling, Session};
 
+mod ahead;
 mod load;
 
 use load::name_of;

@@ -302,6 +302,14 @@ impl Checkpoint {
         self.files[place.file.index()].is_cached(place.offset, place.length)
     }
 
+    /// Asks the system to bring a tensor to the page cache, and doesn't wait for it. Advice: nothing depends on it.
+    ///
+    /// # Panics
+    /// When `place` comes from a checkpoint with more files.
+    pub fn fetch_ahead(&self, place: &Place) {
+        self.files[place.file.index()].fetch_ahead(place.offset, place.length);
+    }
+
     /// Copies a tensor into `out`, which has its length.
     ///
     /// # Panics

@@ -129,6 +129,16 @@ impl WeightFile {
         }
     }
 
+    /// Asks the system to bring a range to the page cache.
+    pub(crate) fn fetch_ahead(&self, offset: u64, length: u64) {
+        if let Store::File { file, .. } = &*self.store {
+            // In steps: one call may be cut to what the system reads ahead at most.
+            for at in (offset..offset + length).step_by(AHEAD) {
+                will_need(file, at, (offset + length - at).min(AHEAD as u64));
+            }
+        }
+    }
+
     /// Fills `out` from `offset` on, without mapping. Any number of threads may read at once.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let length = out.len() as u64;
@@ -147,6 +157,17 @@ impl WeightFile {
         }
     }
 }
+
+/// Bytes that are asked for at a time.
+const AHEAD: usize = 4 << 20;
+
+#[cfg(target_os = "linux")]
+fn will_need(file: &File, offset: u64, length: u64) {
+    let _ = rustix::fs::fadvise(file, offset, std::num::NonZeroU64::new(length), rustix::fs::Advice::WillNeed);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn will_need(_: &File, _: u64, _: u64) {}
 
 /// Pages of a range that are looked at.
 const LOOKS: u64 = 8;

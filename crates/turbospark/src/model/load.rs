@@ -10,6 +10,7 @@ use turbospark_text::{ChatTemplate, ChatTemplates, GenerationConfig, TemplateTex
 use turbospark_vision::{DecodeLimits, ImageConfig};
 use turbospark_weights::{Folder, Linear, Piece, Place, Sidecar};
 
+use super::ahead::fetch_ahead;
 use super::{Engine, Inner, Model};
 use crate::memory::{Demand, PROGRAM_STEP, ResidencyChoice, free, peak_bytes, resident_bytes};
 use crate::options::{LoadOptions, automatic, device};
@@ -108,6 +109,10 @@ impl Model {
                 &memory.residency,
             )?,
         };
+        // What a ceiling was found for fits.
+        if memory.residency == Residency::default() && demand.free.is_some() {
+            fetch_ahead(&checkpoint, &planned);
+        }
         let engine = Engine::new(&*device, &model, shape)?;
         drop(span);
         let threads = options.threads.unwrap_or(1).clamp(1, 16);
