@@ -34,6 +34,8 @@ pub struct Capabilities {
     pub binding_bytes: u64,
     /// What windows of buffers are aligned to, in bytes.
     pub offset_align: u32,
+    /// The adapter's own memory, where the API tells (Vulkan); of one that shares the processor's, that.
+    pub memory_bytes: Option<u64>,
     /// Memory that the threads of a workgroup share.
     pub workgroup_bytes: u32,
     /// Threads of a workgroup.
@@ -59,11 +61,7 @@ impl Adapter {
 
     /// All adapters of this machine, the ones that compute fastest first.
     pub fn all() -> Vec<Adapter> {
-        let descriptor = wgpu::InstanceDescriptor {
-            backends: wgpu::Backends::PRIMARY,
-            ..wgpu::InstanceDescriptor::new_without_display_handle()
-        };
-        let instance = wgpu::Instance::new(descriptor);
+        let instance = crate::trust::instance();
         let found = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
         let mut all: Vec<Adapter> = found.into_iter().map(Adapter::new).collect();
         all.retain(|a| a.inner.features().contains(wgpu::Features::IMMEDIATES));
@@ -161,6 +159,7 @@ impl Adapter {
             buffer_bytes: limits.max_buffer_size,
             binding_bytes: limits.max_storage_buffer_binding_size,
             offset_align: limits.min_storage_buffer_offset_alignment,
+            memory_bytes: crate::trust::memory_bytes(&self.inner),
             workgroup_bytes: limits.max_compute_workgroup_storage_size,
             workgroup_threads: limits.max_compute_invocations_per_workgroup,
             matrices: matrices.iter().map(matrix).collect(),

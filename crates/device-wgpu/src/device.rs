@@ -262,6 +262,8 @@ impl Gpu {
     /// # Errors
     /// It.
     pub fn failed(&self) -> Result<(), DeviceError> {
+        // The API tells of a lost device when it is asked how far it is, and takes work until then.
+        let _ = self.device.poll(wgpu::PollType::Poll);
         match &*self.failure.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(message) => Err(DeviceError::Failed(format!("{}: {message}", self.name))),
             None => Ok(()),
@@ -281,7 +283,10 @@ impl Gpu {
             match self.device.poll(poll) {
                 Ok(_) => return self.failed(),
                 Err(wgpu::PollError::Timeout) => self.failed()?,
-                Err(error) => return Err(DeviceError::Failed(format!("{}: {error}", self.name))),
+                Err(error) => {
+                    self.failed()?;
+                    return Err(DeviceError::Failed(format!("{}: {error}", self.name)));
+                }
             }
         }
     }

@@ -144,7 +144,7 @@ impl Gpu {
         }
         match invalid {
             Some(error) => Err(DeviceError::Failed(format!("{label}: {error}"))),
-            None => Ok(buffer),
+            None => self.failed().map(|()| buffer),
         }
     }
 

@@ -1,5 +1,5 @@
-//! What the API takes on trust: kernels whose loops end, compiled kernels from the disk, and features that it still calls
-//! experimental.
+//! What the API takes on trust: kernels whose loops end, compiled kernels from the disk, features that it still calls
+//! experimental, and what lies under it in Vulkan.
 #![allow(unsafe_code)]
 
 use std::io::Write;
@@ -12,6 +12,69 @@ pub(crate) fn shader_module(device: &wgpu::Device, name: &str, text: String) -> 
     let descriptor = wgpu::ShaderModuleDescriptor { label: Some(name), source: wgpu::ShaderSource::Wgsl(text.into()) };
     // SAFETY: loops of our kernels count up to a bound that they do not change, or walk a list that ends.
     unsafe { device.create_shader_module_trusted(descriptor, checks) }
+}
+
+/// The API, for adapters that compute and show nothing.
+///
+/// On Linux a layer of Mesa looks for a window system, and complains of the lack of one on the program's own standard
+/// error, as soon as an instance could show windows: this one can't.
+#[cfg(all(unix, not(target_vendor = "apple")))]
+pub(crate) fn instance() -> wgpu::Instance {
+    use wgpu::hal::vulkan::Instance;
+    const WINDOWS: [&[u8]; 3] = [b"VK_KHR_wayland_surface", b"VK_KHR_xcb_surface", b"VK_KHR_xlib_surface"];
+    let descriptor = wgpu::hal::InstanceDescriptor {
+        name: "turbospark",
+        flags: wgpu::InstanceFlags::default(),
+        memory_budget_thresholds: wgpu::MemoryBudgetThresholds::default(),
+        backend_options: wgpu::BackendOptions::default(),
+        telemetry: None,
+        display: None,
+    };
+    // SAFETY: the callback takes away extensions that are for making surfaces alone, which the API looks for in the same
+    // list before it makes one; nobody has the instance but the adapters found below.
+    let made = unsafe {
+        Instance::init_with_callback(
+            &descriptor,
+            Some(Box::new(|with| with.extensions.retain(|name| !WINDOWS.contains(&name.to_bytes())))),
+        )
+    };
+    match made {
+        // SAFETY: it was made a line ago, with the API's own descriptor, and is nobody else's.
+        Ok(instance) => unsafe { wgpu::Instance::from_hal::<wgpu::hal::api::Vulkan>(instance) },
+        // No loader or no driver: an instance that finds nothing.
+        Err(_) => wgpu::Instance::new(wgpu::InstanceDescriptor {
+            backends: wgpu::Backends::empty(),
+            ..wgpu::InstanceDescriptor::new_without_display_handle()
+        }),
+    }
+}
+
+/// The API, for adapters that compute and show nothing.
+#[cfg(not(all(unix, not(target_vendor = "apple"))))]
+pub(crate) fn instance() -> wgpu::Instance {
+    wgpu::Instance::new(wgpu::InstanceDescriptor {
+        backends: wgpu::Backends::PRIMARY,
+        ..wgpu::InstanceDescriptor::new_without_display_handle()
+    })
+}
+
+/// Bytes of the adapter's own memory, where the API tells.
+#[cfg(all(any(unix, windows), not(target_vendor = "apple")))]
+pub(crate) fn memory_bytes(adapter: &wgpu::Adapter) -> Option<u64> {
+    // SAFETY: the adapter is only asked what it has, and outlives the question.
+    let adapter = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }?;
+    let (instance, physical) = (adapter.shared_instance().raw_instance(), adapter.raw_physical_device());
+    // SAFETY: the physical device is of this instance, and both live as long as `adapter`.
+    let memory = unsafe { instance.get_physical_device_memory_properties(physical) };
+    // The bit of heaps that are local to the device.
+    let local = memory.memory_heaps_as_slice().iter().filter(|heap| heap.flags.as_raw() & 1 == 1);
+    local.map(|heap| heap.size).max()
+}
+
+/// Bytes of the adapter's own memory, where the API tells.
+#[cfg(not(all(any(unix, windows), not(target_vendor = "apple"))))]
+pub(crate) fn memory_bytes(_: &wgpu::Adapter) -> Option<u64> {
+    None
 }
 
 /// Leave to use matrix units.

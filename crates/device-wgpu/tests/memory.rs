@@ -123,3 +123,29 @@ fn memory_larger_than_a_buffer_is_read_in_parts() {
     pass.zero(Zero { out: table.bytes() });
     assert!(pass.submit().unwrap_err().to_string().contains("a kernel sees at most"));
 }
+
+#[test]
+fn a_lost_device_is_an_error_of_every_call_and_none_waits() {
+    let Some(adapter) = Adapter::all().into_iter().next() else { return };
+    let (gpu, lose) = losable(&adapter);
+    let device: &dyn Device = &gpu;
+    let buffer = put_f32(device, &[1.0; 64]);
+    let zero = || {
+        let mut pass = Pass::new(device);
+        pass.zero(Zero { out: buffer.view(0, DType::F32, [64]) });
+        pass.submit()
+    };
+    zero().unwrap();
+    device.finish().unwrap();
+    lose();
+    let lost = |what: &str, done: Result<(), DeviceError>| {
+        let error = done.expect_err(what).to_string();
+        assert!(error.contains("lost"), "{what}: {error}");
+    };
+    lost("a pass", zero());
+    lost("the pass after it", zero());
+    lost("reading", device.read(buffer.bytes(), &mut [0; 256]));
+    lost("writing", device.write(buffer.bytes(), &[0; 256]));
+    lost("allocating", device.alloc("test", 64).map(drop));
+    lost("waiting", device.finish());
+}

@@ -143,14 +143,14 @@ pub(crate) fn device(options: &LoadOptions) -> Result<Box<dyn Device>> {
     }
 }
 
-/// The graphics adapter that runs a model where the options leave it open, the model is worth it, and there is one that
-/// is hardware.
-pub(crate) fn automatic(options: &LoadOptions, worth_it: impl FnOnce() -> bool) -> Option<Arc<dyn Device>> {
+/// The graphics adapter that runs a model where the options leave it open, and there is one that is hardware and has the
+/// memory. `weights` are the model's bytes, where they are worth it.
+pub(crate) fn automatic(options: &LoadOptions, weights: impl FnOnce() -> Option<u64>) -> Option<Arc<dyn Device>> {
     let open = options.device == DeviceChoice::Auto && options.adapter.is_none();
-    if !open || options.isa.is_some() || options.threads.is_some() || !worth_it() {
+    if !open || options.isa.is_some() || options.threads.is_some() {
         return None;
     }
-    gpu(options).ok().map(Arc::from)
+    gpu_for(options, weights()?)
 }
 
 #[cfg(feature = "device-cpu")]
@@ -165,13 +165,34 @@ fn cpu(_: &LoadOptions) -> Result<Box<dyn Device>> {
     Err(Error::Options("this build has no device cpu; enable the feature device-cpu".into()))
 }
 
+/// The first adapter that is hardware, unless these bytes are more than it says that it has.
+#[cfg(feature = "device-wgpu")]
+fn gpu_for(options: &LoadOptions, bytes: u64) -> Option<Arc<dyn Device>> {
+    let adapter = turbospark_device_wgpu::Adapter::choose(None).ok()?;
+    // What is quantised on the way takes less than the files: that is tried, and the processor takes over where it fails.
+    if let Some(has) = adapter.capabilities().memory_bytes.filter(|has| *has < bytes && options.quant.is_none()) {
+        tracing::info!(%adapter, has, bytes, "the adapter's memory is less than the weights; the processor runs them");
+        return None;
+    }
+    on(options, &adapter).ok().map(Arc::from)
+}
+
+#[cfg(not(feature = "device-wgpu"))]
+fn gpu_for(_: &LoadOptions, _: u64) -> Option<Arc<dyn Device>> {
+    None
+}
+
 #[cfg(feature = "device-wgpu")]
 fn gpu(options: &LoadOptions) -> Result<Box<dyn Device>> {
-    use turbospark_device_wgpu::{Adapter, WgpuDevice, WgpuOptions};
-    let adapter = Adapter::choose(options.adapter.as_deref())?;
+    on(options, &turbospark_device_wgpu::Adapter::choose(options.adapter.as_deref())?)
+}
+
+#[cfg(feature = "device-wgpu")]
+fn on(options: &LoadOptions, adapter: &turbospark_device_wgpu::Adapter) -> Result<Box<dyn Device>> {
+    use turbospark_device_wgpu::{WgpuDevice, WgpuOptions};
     let cache = crate::bench::cache_folder().ok().map(|folder| folder.with_file_name("kernels"));
     Ok(Box::new(WgpuDevice::new(
-        &adapter,
+        adapter,
         WgpuOptions { precision: options.precision, cache, ..WgpuOptions::default() },
     )?))
 }

@@ -46,14 +46,12 @@ fn kernels(c: &Capabilities) -> [(&'static str, String); 3] {
         Some(side) => format!("matrix units of {side} x {side} in f16"),
         None => tiles.into(),
     };
-    // Of the sizes that there are, attention has one of sixteen.
-    let attention = if c.matrix_side == Some(16) { matrices.clone() } else { tiles.into() };
     let sums = match c.subgroups {
         Some((least, most)) if least == most => format!("subgroups of {least}"),
         Some((least, most)) => format!("subgroups of {least} to {most}"),
         None => "workgroup memory".into(),
     };
-    [("prompts and pictures", matrices), ("decoded rows", sums), ("attention", attention)]
+    [("prompts and pictures", matrices.clone()), ("decoded rows", sums), ("attention", matrices)]
 }
 
 fn object(i: usize, a: &Adapter) -> Value {
@@ -69,6 +67,7 @@ fn object(i: usize, a: &Adapter) -> Value {
         "subgroups": c.subgroups.map(|(least, most)| [least, most]),
         "matrices": c.matrices,
         "pipeline_cache": c.pipeline_cache,
+        "memory_bytes": c.memory_bytes,
         "buffer_bytes": c.buffer_bytes,
         "binding_bytes": c.binding_bytes,
         "offset_align": c.offset_align,
@@ -86,6 +85,9 @@ fn table(i: usize, a: &Adapter) -> String {
     };
     let mib = |bytes: u64| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));
     line("driver", a.driver());
+    if let Some(bytes) = c.memory_bytes {
+        line("memory", mib(bytes));
+    }
     line("buffers", format!("at most {}, {} of it seen at once", mib(c.buffer_bytes), mib(c.binding_bytes)));
     line("alignment", format!("{} bytes", c.offset_align));
     line("workgroups", format!("{} threads, {} KiB", c.workgroup_threads, c.workgroup_bytes / 1024));

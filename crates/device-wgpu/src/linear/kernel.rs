@@ -135,7 +135,7 @@ impl Variant {
                 let (rows, outputs) = (2 * m * side, 4 * n * side);
                 names.extend([("MI", m), ("NI", n), ("STEPS", 32 / side), ("VECTORS", vectors.into())]);
                 names.extend([("EACH_X", rows / 64), ("EACH_W", outputs / 64)]);
-                names.push(("SIDE", side));
+                names.extend([("SIDE", side), ("EACH", each)]);
                 (vec![("MI", m), ("NI", n), ("SIDE", side), ("EACH", each)], text!("matrix"))
             }
             Shape::Gather { weighted, add, all } => {
@@ -155,8 +155,13 @@ impl Variant {
         for ((format, align), prefix) in self.more.into_iter().flatten().zip(MORE) {
             text += &format.text(prefix, align);
         }
-        let rows = if let Shape::Rows { .. } = self.shape { parts as usize } else { 0 };
-        for (q, prefix) in ["a_"].into_iter().chain(MORE).take(rows).enumerate() {
+        // Weights by number, for kernels that are written out for several.
+        let numbered: Vec<&str> = match self.shape {
+            Shape::Rows { .. } => ["a_"].into_iter().chain(MORE).take(parts as usize).collect(),
+            Shape::Matrix { .. } => ["a_", "b_"].into_iter().take(each as usize).collect(),
+            _ => Vec::new(),
+        };
+        for (q, prefix) in numbered.iter().enumerate() {
             let _ = writeln!(text, "fn w8_{q}(at: u32, r: u32, i: u32) -> Eight {{ return {prefix}w8(at, r, i); }}");
         }
         if !matches!(self.shape, Shape::Gather { .. }) {

@@ -43,11 +43,22 @@ pub fn with_limits(adapter: &Adapter, limits: wgpu::Limits) -> WgpuDevice {
     opened(adapter, limits, WgpuOptions { precision: Precision::F32, ..WgpuOptions::default() })
 }
 
-fn opened(adapter: &Adapter, required_limits: wgpu::Limits, options: WgpuOptions) -> WgpuDevice {
+/// A bare adapter in f32, and what makes it lost.
+pub fn losable(adapter: &Adapter) -> (WgpuDevice, impl FnOnce()) {
+    let options = WgpuOptions { precision: Precision::F32, ..WgpuOptions::default() };
+    let (gpu, device) = opened_with(adapter, adapter.wgpu().limits(), options);
+    (gpu, move || device.destroy())
+}
+
+fn opened(adapter: &Adapter, limits: wgpu::Limits, options: WgpuOptions) -> WgpuDevice {
+    opened_with(adapter, limits, options).0
+}
+
+fn opened_with(adapter: &Adapter, required_limits: wgpu::Limits, options: WgpuOptions) -> (WgpuDevice, wgpu::Device) {
     let descriptor =
         wgpu::DeviceDescriptor { required_features: wgpu::Features::IMMEDIATES, required_limits, ..Default::default() };
     let (device, queue) = pollster::block_on(adapter.wgpu().request_device(&descriptor)).unwrap();
-    WgpuDevice::with_device(adapter, device, queue, options).unwrap()
+    (WgpuDevice::with_device(adapter, device.clone(), queue, options).unwrap(), device)
 }
 
 /// A device of the API that takes everything and does nothing.

@@ -8,7 +8,7 @@ use turbospark_models::config::Config;
 use turbospark_models::{CacheShape, LoadAs, ModelError, Planned, Residency, UnitSizes};
 use turbospark_text::{ChatTemplate, ChatTemplates, GenerationConfig, TemplateTexts, Tokenizer};
 use turbospark_vision::{DecodeLimits, ImageConfig};
-use turbospark_weights::{Folder, Linear, Piece, Place, Sidecar};
+use turbospark_weights::{Checkpoint, Folder, Linear, Piece, Place, Sidecar};
 
 use super::ahead::fetch_ahead;
 use super::{Engine, Inner, Model};
@@ -22,16 +22,21 @@ const LEAST_DEFAULT_CONTEXT: usize = 2048;
 impl Model {
     /// Loads on the best device that the options allow and that has the room.
     pub(super) fn load(folder: &Folder, name: String, options: &LoadOptions) -> Result<Self> {
-        let large = || folder.checkpoint().is_ok_and(|c| c.total_bytes() >= WORTH_A_GPU);
-        if let Some(gpu) = automatic(options, large) {
-            match Self::load_on(folder, name.clone(), options, Arc::clone(&gpu)) {
+        // The headers that tell how large it is are those that it is read by.
+        let mut opened = None;
+        let weights = || {
+            let checkpoint = opened.insert(Arc::new(folder.checkpoint().ok()?));
+            Some(checkpoint.total_bytes()).filter(|bytes| *bytes >= WORTH_A_GPU)
+        };
+        if let Some(gpu) = automatic(options, weights) {
+            match Self::load_opened(folder, name.clone(), options, Arc::clone(&gpu), opened.clone()) {
                 Err(Error::Model(ModelError::Device(e @ DeviceError::OutOfMemory { .. }))) => {
                     tracing::warn!(device = %gpu.name(), "{e}; the processor runs the model");
                 }
                 other => return other,
             }
         }
-        Self::load_on(folder, name, options, device(options)?.into())
+        Self::load_opened(folder, name, options, device(options)?.into(), opened)
     }
 
     pub(super) fn load_on(
@@ -40,10 +45,24 @@ impl Model {
         options: &LoadOptions,
         device: Arc<dyn Device>,
     ) -> Result<Self> {
+        Self::load_opened(folder, name, options, device, None)
+    }
+
+    /// With the checkpoint, where it was opened to see how large it is.
+    fn load_opened(
+        folder: &Folder,
+        name: String,
+        options: &LoadOptions,
+        device: Arc<dyn Device>,
+        opened: Option<Arc<Checkpoint>>,
+    ) -> Result<Self> {
         let peak_before = peak_bytes();
         let config_text = folder.require(Sidecar::Config)?;
         let config = Config::parse(&config_text).map_err(turbospark_models::ModelError::from)?;
-        let checkpoint = folder.checkpoint()?;
+        let checkpoint = match opened {
+            Some(checkpoint) => checkpoint,
+            None => Arc::new(folder.checkpoint()?),
+        };
         let tokenizer_config = folder.text(Sidecar::TokenizerConfig)?;
         let tokenizer_json = folder.require(Sidecar::Tokenizer)?;
         let tokenizer = Tokenizer::from_json(tokenizer_json.as_bytes(), tokenizer_config.as_deref())?;
@@ -61,7 +80,6 @@ impl Model {
             return Err(Error::Options(format!("{n} sequences were asked for; 1 to 4096 can be held")));
         }
 
-        let checkpoint = Arc::new(checkpoint);
         let span = tracing::info_span!("load", model = %name, device = %device.name()).entered();
         let widen_ordered = !device.takes_order();
         let how = LoadAs { quant: options.quant, threads: options.threads, widen_ordered, ..LoadAs::default() };

@@ -17,9 +17,8 @@ alias Cell = f16;
 const CELL: u32 = 1u;
 //#end
 var<workgroup> xs: array<Cell, BM * ROW / CELL>;
-var<workgroup> ws: array<Cell, BN * ROW / CELL>;
-//#if GATED
-var<workgroup> vs: array<Cell, BN * ROW / CELL>;
+//#each o EACH
+var<workgroup> ws_{o}: array<Cell, BN * ROW / CELL>;
 //#end
 var<workgroup> stage: array<f32, 8u * EACH * SIDE * SIDE>;
 
@@ -37,105 +36,58 @@ fn put_x(at: u32, u: vec4<f16>, v: vec4<f16>) {
 //#end
 //#end
 }
-fn put_w(at: u32, u: vec4<f16>, v: vec4<f16>) {
-//#if VECTORS
-    ws[at / 4u] = u;
-    ws[at / 4u + 1u] = v;
-//#else
-//#each c 4
-    ws[at + {c}u] = u[{c}];
-    ws[at + {c}u + 4u] = v[{c}];
-//#end
-//#end
-}
-//#if GATED
-fn put_v(at: u32, u: vec4<f16>, v: vec4<f16>) {
-//#if VECTORS
-    vs[at / 4u] = u;
-    vs[at / 4u + 1u] = v;
-//#else
-//#each c 4
-    vs[at + {c}u] = u[{c}];
-    vs[at + {c}u + 4u] = v[{c}];
-//#end
-//#end
-}
-//#end
+// Bytes of a row of the weights.
+fn step_0() -> u32 { return p.a_row; }
+fn step_1() -> u32 { return p.b_row; }
 
-fn fetch_w(at: u32, e: u32, k: u32, first_o: u32) -> Small8 {
+//#each o EACH
+fn put_w_{o}(at: u32, u: vec4<f16>, v: vec4<f16>) {
+//#if VECTORS
+    ws_{o}[at / 4u] = u;
+    ws_{o}[at / 4u + 1u] = v;
+//#else
+//#each c 4
+    ws_{o}[at + {c}u] = u[{c}];
+    ws_{o}[at + {c}u + 4u] = v[{c}];
+//#end
+//#end
+}
+
+fn fetch_w_{o}(at: u32, e: u32, k: u32, first_o: u32) -> Small8 {
 //#if IN_OUT
     // A task is eight outputs of an inner element.
     let i = k + e / (BN / 8u);
     if i >= p.k { return Small8(); }
-    let v = a_w8(at + i * p.a_row, 0u, first_o + e % (BN / 8u) * 8u);
+    let v = w8_{o}(at + i * step_{o}(), 0u, first_o + e % (BN / 8u) * 8u);
     return Small8(vec4<f16>(v.a), vec4<f16>(v.b));
 //#else
-    let o = min(first_o + e / (BK / 8u), p.n - 1u);
+    let out_of = min(first_o + e / (BK / 8u), p.n - 1u);
     let i = k + e % (BK / 8u) * 8u;
     if i >= p.k { return Small8(); }
-    var v = a_w8(at + o * p.a_row, o, i);
+    var v = w8_{o}(at + out_of * step_{o}(), out_of, i);
 //#if TAIL
     v = cut(v, p.k - i);
 //#end
     return Small8(vec4<f16>(v.a), vec4<f16>(v.b));
 //#end
 }
-//#if GATED
-fn fetch_v(at: u32, e: u32, k: u32, first_o: u32) -> Small8 {
-//#if IN_OUT
-    // A task is eight outputs of an inner element.
-    let i = k + e / (BN / 8u);
-    if i >= p.k { return Small8(); }
-    let v = b_w8(at + i * p.b_row, 0u, first_o + e % (BN / 8u) * 8u);
-    return Small8(vec4<f16>(v.a), vec4<f16>(v.b));
-//#else
-    let o = min(first_o + e / (BK / 8u), p.n - 1u);
-    let i = k + e % (BK / 8u) * 8u;
-    if i >= p.k { return Small8(); }
-    var v = b_w8(at + o * p.b_row, o, i);
-//#if TAIL
-    v = cut(v, p.k - i);
-//#end
-    return Small8(vec4<f16>(v.a), vec4<f16>(v.b));
-//#end
-}
-//#end
 
-fn store_w(e: u32, v: Small8) {
+fn store_w_{o}(e: u32, v: Small8) {
 //#if IN_OUT
     let at = e % (BN / 8u) * 8u * ROW + e / (BN / 8u);
     let a = v.a;
     let b = v.b;
 //#each c 4
 //#if VECTORS
-    ws[(at + {c}u * ROW) / 4u][at % 4u] = a[{c}];
-    ws[(at + ({c}u + 4u) * ROW) / 4u][at % 4u] = b[{c}];
+    ws_{o}[(at + {c}u * ROW) / 4u][at % 4u] = a[{c}];
+    ws_{o}[(at + ({c}u + 4u) * ROW) / 4u][at % 4u] = b[{c}];
 //#else
-    ws[at + {c}u * ROW] = a[{c}];
-    ws[at + ({c}u + 4u) * ROW] = b[{c}];
-//#end
-//#end
-//#else
-    put_w(e / (BK / 8u) * ROW + e % (BK / 8u) * 8u, v.a, v.b);
-//#end
-}
-//#if GATED
-fn store_v(e: u32, v: Small8) {
-//#if IN_OUT
-    let at = e % (BN / 8u) * 8u * ROW + e / (BN / 8u);
-    let a = v.a;
-    let b = v.b;
-//#each c 4
-//#if VECTORS
-    vs[(at + {c}u * ROW) / 4u][at % 4u] = a[{c}];
-    vs[(at + ({c}u + 4u) * ROW) / 4u][at % 4u] = b[{c}];
-//#else
-    vs[at + {c}u * ROW] = a[{c}];
-    vs[at + ({c}u + 4u) * ROW] = b[{c}];
+    ws_{o}[at + {c}u * ROW] = a[{c}];
+    ws_{o}[at + ({c}u + 4u) * ROW] = b[{c}];
 //#end
 //#end
 //#else
-    put_v(e / (BK / 8u) * ROW + e % (BK / 8u) * 8u, v.a, v.b);
+    put_w_{o}(e / (BK / 8u) * ROW + e % (BK / 8u) * 8u, v.a, v.b);
 //#end
 }
 //#end
@@ -161,9 +113,9 @@ fn main(
     let rows = p.m;
     let inner = p.k;
 //#end
-    let a = p.a + expert * p.a_step;
+    let at_0 = p.a + expert * p.a_step;
 //#if GATED
-    let b = p.b + expert * p.b_step;
+    let at_1 = p.b + expert * p.b_step;
 //#end
     // Where the thread's parts of x begin, in vectors of four.
 //#each e EACH_X
@@ -177,18 +129,16 @@ fn main(
     var v_{e} = vec4<f16>();
 //#end
 //#each e EACH_W
-    var w_{e} = Small8();
-//#if GATED
-    var g_{e} = Small8();
+//#each o EACH
+    var w_{o}_{e} = Small8();
 //#end
 //#end
     let m0 = subgroup / 4u * MI * SIDE;
     let n0 = subgroup % 4u * NI * SIDE;
 //#each i MI
 //#each j NI
-    var c_{i}_{j} = coop_mat{SIDE}x{SIDE}<f32, C>();
-//#if GATED
-    var d_{i}_{j} = coop_mat{SIDE}x{SIDE}<f32, C>();
+//#each o EACH
+    var c_{o}_{i}_{j} = coop_mat{SIDE}x{SIDE}<f32, C>();
 //#end
 //#end
 //#end
@@ -198,9 +148,8 @@ fn main(
         v_{e} = x[x_{e} + 1u];
 //#end
 //#each e EACH_W
-        w_{e} = fetch_w(a, t + {e}u * THREADS, 0u, first_o);
-//#if GATED
-        g_{e} = fetch_v(b, t + {e}u * THREADS, 0u, first_o);
+//#each o EACH
+        w_{o}_{e} = fetch_w_{o}(at_{o}, t + {e}u * THREADS, 0u, first_o);
 //#end
 //#end
     }
@@ -210,9 +159,8 @@ fn main(
         put_x((t + {e}u * THREADS) / (BK / 8u) * ROW + t % (BK / 8u) * 8u, u_{e}, v_{e});
 //#end
 //#each e EACH_W
-        store_w(t + {e}u * THREADS, w_{e});
-//#if GATED
-        store_v(t + {e}u * THREADS, g_{e});
+//#each o EACH
+        store_w_{o}(t + {e}u * THREADS, w_{o}_{e});
 //#end
 //#end
         workgroupBarrier();
@@ -223,9 +171,8 @@ fn main(
             v_{e} = x[x_{e} + next / 4u + 1u];
 //#end
 //#each e EACH_W
-            w_{e} = fetch_w(a, t + {e}u * THREADS, next, first_o);
-//#if GATED
-            g_{e} = fetch_v(b, t + {e}u * THREADS, next, first_o);
+//#each o EACH
+            w_{o}_{e} = fetch_w_{o}(at_{o}, t + {e}u * THREADS, next, first_o);
 //#end
 //#end
         }
@@ -235,18 +182,14 @@ fn main(
             let x_m{i} = coopLoadT<coop_mat{SIDE}x{SIDE}<f16, A>>(&xs[((m0 + {i}u * SIDE) * ROW + {s}u * SIDE) / CELL], ROW / CELL);
 //#end
 //#each j NI
+//#each o EACH
             {
-                let w_n = coopLoad<coop_mat{SIDE}x{SIDE}<f16, B>>(&ws[((n0 + {j}u * SIDE) * ROW + {s}u * SIDE) / CELL], ROW / CELL);
+                let w_n{o} = coopLoad<coop_mat{SIDE}x{SIDE}<f16, B>>(&ws_{o}[((n0 + {j}u * SIDE) * ROW + {s}u * SIDE) / CELL], ROW / CELL);
 //#each i MI
-                c_{i}_{j} = coopMultiplyAdd(x_m{i}, w_n, c_{i}_{j});
-//#end
-//#if GATED
-                let v_n = coopLoad<coop_mat{SIDE}x{SIDE}<f16, B>>(&vs[((n0 + {j}u * SIDE) * ROW + {s}u * SIDE) / CELL], ROW / CELL);
-//#each i MI
-                d_{i}_{j} = coopMultiplyAdd(x_m{i}, v_n, d_{i}_{j});
-//#end
+                c_{o}_{i}_{j} = coopMultiplyAdd(x_m{i}, w_n{o}, c_{o}_{i}_{j});
 //#end
             }
+//#end
 //#end
         }
 //#end
@@ -256,9 +199,8 @@ fn main(
 //#each i MI
 //#each j NI
     workgroupBarrier();
-    coopStoreT(c_{i}_{j}, &stage[own], SIDE);
-//#if GATED
-    coopStoreT(d_{i}_{j}, &stage[own + SIDE * SIDE], SIDE);
+//#each o EACH
+    coopStoreT(c_{o}_{i}_{j}, &stage[own + {o}u * SIDE * SIDE], SIDE);
 //#end
     workgroupBarrier();
     for (var e = lane; e < SIDE * SIDE; e += 32u) {
