@@ -48,7 +48,8 @@ pub(super) fn fetch_ahead(checkpoint: &Arc<Checkpoint>, planned: &[Planned]) {
     let _ = std::thread::Builder::new().name("ahead".into()).spawn(ask);
 }
 
-fn places_of(tensor: &Planned) -> Vec<Place> {
+/// Where a tensor's parts lie in files.
+pub(super) fn places_of(tensor: &Planned) -> Vec<Place> {
     let place = |piece: &Piece| match piece {
         Piece::Place(place) => Some(*place),
         Piece::Made(_) => None,

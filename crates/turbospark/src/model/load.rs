@@ -8,9 +8,9 @@ use turbospark_models::config::Config;
 use turbospark_models::{CacheShape, LoadAs, ModelError, Planned, Residency, UnitSizes};
 use turbospark_text::{ChatTemplate, ChatTemplates, GenerationConfig, TemplateTexts, Tokenizer};
 use turbospark_vision::{DecodeLimits, ImageConfig};
-use turbospark_weights::{Checkpoint, Folder, Linear, Piece, Place, Sidecar};
+use turbospark_weights::{Checkpoint, Folder, Place, Sidecar};
 
-use super::ahead::fetch_ahead;
+use super::ahead::{fetch_ahead, places_of};
 use super::{Engine, Inner, Model};
 use crate::memory::{Demand, PROGRAM_STEP, ResidencyChoice, free, peak_bytes, resident_bytes};
 use crate::options::{LoadOptions, automatic, device};
@@ -231,11 +231,7 @@ fn threads(options: &LoadOptions) -> usize {
 /// Where the tower's tensors lie in their files.
 fn tower_pages(planned: &[Planned]) -> Vec<Place> {
     let tower = planned.iter().filter(|t| t.name.contains(".visual.") && t.target.is_none());
-    let place = |t: &Planned| match &t.source {
-        Linear::Piece(Piece::Place(place)) => Some(*place),
-        _ => None,
-    };
-    tower.filter_map(place).collect()
+    tower.flat_map(places_of).collect()
 }
 
 /// How the checkpoint itself sizes images.
