@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use turbospark_device::{DeviceError, View};
 
@@ -84,6 +85,9 @@ impl Drop for Memory {
         self.parts.iter().for_each(|part| part.buffer.destroy());
     }
 }
+
+/// What passing on news of the device from another thread takes at most, on a machine that is busy with everything else.
+const PASSED_ON: Duration = Duration::from_secs(10);
 
 impl Gpu {
     /// Zeroed memory, in several buffers where one may not be as large.
@@ -246,7 +250,8 @@ impl Gpu {
             let _ = sender.send(done);
         });
         self.wait(index)?;
-        let mapped = receiver.try_recv().is_ok_and(|done| done.is_ok());
+        // Another thread that waits for the device may have taken the news, and be about to pass it on.
+        let mapped = receiver.recv_timeout(PASSED_ON).is_ok_and(|done| done.is_ok());
         self.failed()?;
         let view = staging.get_mapped_range(0..size).ok().filter(|_| mapped);
         let view = view.ok_or_else(|| DeviceError::Failed("memory could not be read back".into()))?;
