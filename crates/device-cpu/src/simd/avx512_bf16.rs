@@ -5,9 +5,9 @@
 use std::arch::x86_64::*;
 
 use super::avx512::Avx512;
-use super::stored::{F32, Stored};
+use super::stored::Stored;
 use super::tile::{Product, tiles};
-use super::unit::{Unit, UnitTask, pack_transposed};
+use super::unit::{Unit, UnitTask};
 use super::{KEYS, Simd, TileArgs};
 
 /// Proof that the CPU has AVX-512 with BF16.
@@ -133,13 +133,7 @@ impl Product<Avx512> for Avx512Bf16 {
 impl Unit for Avx512Bf16 {
     type S = Avx512;
     const PER_WORD: usize = 2;
-    const ROWS: usize = Avx512::TILE_ROWS;
-    const COLS: usize = Avx512::TILE_COLS;
-    const LEFT: usize = Avx512::LEFT;
-    const STEP: usize = 1;
     const K_BLOCK: usize = 256;
-    const PANELS: usize = 128 << 10;
-    const WIDTH: usize = 4;
     const EXP_SCALE: f32 = std::f32::consts::LOG2_E;
     const SLACK: f32 = 32.0;
 
@@ -172,12 +166,6 @@ impl Unit for Avx512Bf16 {
     #[inline(always)]
     fn accumulate(self, x: __m512, w: __m512, c: __m512) -> __m512 {
         Product::accumulate(self, x, w, c)
-    }
-
-    #[inline(always)]
-    unsafe fn pack_left(self, rows: usize, k: usize, words: usize, row: impl Fn(usize) -> *const f32, out: *mut f32) {
-        // SAFETY: the caller's promise.
-        unsafe { pack_transposed::<_, F32>(self, Self::LEFT, rows, k, words, |i| row(i).cast(), out) }
     }
 
     #[inline(always)]

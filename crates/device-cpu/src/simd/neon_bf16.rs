@@ -7,10 +7,10 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::neon::Neon;
-use super::stored::{F32, Stored};
+use super::stored::Stored;
 use super::tile::{Product, tiles};
-use super::unit::{Unit, UnitTask, pack_transposed};
-use super::{KEYS, Simd, TileArgs, math};
+use super::unit::{Unit, UnitTask};
+use super::{KEYS, Simd, TileArgs};
 
 /// Proof that the CPU has NEON with BF16.
 #[derive(Clone, Copy, Debug)]
@@ -74,15 +74,7 @@ fn as_words(halves: uint16x8_t) -> float32x4_t {
 impl Unit for NeonBf16 {
     type S = Neon;
     const PER_WORD: usize = 2;
-    const ROWS: usize = Neon::TILE_ROWS;
-    const COLS: usize = Neon::TILE_COLS;
-    const LEFT: usize = Neon::LEFT;
-    const STEP: usize = 1;
     const K_BLOCK: usize = 256;
-    const PANELS: usize = 128 << 10;
-    const WIDTH: usize = 4;
-    const EXP_SCALE: f32 = 1.0;
-    const SLACK: f32 = 0.0;
 
     #[inline(always)]
     fn simd(self) -> Neon {
@@ -127,19 +119,8 @@ impl Unit for NeonBf16 {
     }
 
     #[inline(always)]
-    fn exp(self, x: float32x4_t) -> float32x4_t {
-        math::exp(self.0, x)
-    }
-
-    #[inline(always)]
     fn accumulate(self, x: float32x4_t, w: float32x4_t, c: float32x4_t) -> float32x4_t {
         Product::accumulate(self, x, w, c)
-    }
-
-    #[inline(always)]
-    unsafe fn pack_left(self, rows: usize, k: usize, words: usize, row: impl Fn(usize) -> *const f32, out: *mut f32) {
-        // SAFETY: the caller's promise.
-        unsafe { pack_transposed::<_, F32>(self, Self::LEFT, rows, k, words, |i| row(i).cast(), out) }
     }
 
     #[inline(always)]

@@ -11,31 +11,32 @@ use super::{KEYS, Simd, TileArgs, math};
 
 /// A way to multiply matrices.
 ///
-/// As with [`Simd`], a value exists only where the CPU has the instructions.
+/// As with [`Simd`], a value exists only where the CPU has the instructions. What has a default is what suits a unit
+/// that multiplies on the vectors.
 pub(crate) trait Unit: Copy + Send + Sync + 'static {
     /// The vectors that feed it.
     type S: Simd;
     /// Elements of a sum in one word.
     const PER_WORD: usize;
     /// Rows of its largest tile.
-    const ROWS: usize;
+    const ROWS: usize = <Self::S as Simd>::TILE_ROWS;
     /// Columns of every tile; whole vectors, divides [`KEYS`].
-    const COLS: usize;
+    const COLS: usize = <Self::S as Simd>::TILE_COLS;
     /// Words of a packed row tile a word of the sum; at least `ROWS`.
-    const LEFT: usize;
+    const LEFT: usize = <Self::S as Simd>::LEFT;
     /// Packed sums have a multiple of this many words, zeros at the end; divides `KEYS / PER_WORD`.
-    const STEP: usize;
+    const STEP: usize = 1;
     /// Words of a sum that one call of a tile kernel takes, a multiple of `STEP`.
     const K_BLOCK: usize;
     /// Words of the right side that the second cache holds beside the rest.
-    const PANELS: usize;
+    const PANELS: usize = 128 << 10;
     /// Panels of the right side that a row tile is multiplied with in a row, at most.
-    const WIDTH: usize;
+    const WIDTH: usize = 4;
     /// What [`Unit::exp`] wants its argument multiplied by.
-    const EXP_SCALE: f32;
+    const EXP_SCALE: f32 = 1.0;
     /// How far a score, multiplied by it, may lie above what weights are relative to: where weights have few bits
     /// there is no need to follow the largest score closely.
-    const SLACK: f32;
+    const SLACK: f32 = 0.0;
 
     /// The vectors.
     fn simd(self) -> Self::S;
@@ -54,7 +55,10 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     /// Words of the elements of `first`, then of `second`. Only where a word is two.
     fn join(self, first: <Self::S as Simd>::V, second: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
     /// `e^(x / EXP_SCALE)` to the precision of the unit's elements.
-    fn exp(self, x: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
+    #[inline(always)]
+    fn exp(self, x: <Self::S as Simd>::V) -> <Self::S as Simd>::V {
+        math::exp(self.simd(), x)
+    }
 
     /// `c` and the products of words.
     fn accumulate(
@@ -68,7 +72,11 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     ///
     /// # Safety
     /// The rows are readable; `out` is writable for `words * LEFT` words.
-    unsafe fn pack_left(self, rows: usize, k: usize, words: usize, row: impl Fn(usize) -> *const f32, out: *mut f32);
+    #[inline(always)]
+    unsafe fn pack_left(self, rows: usize, k: usize, words: usize, row: impl Fn(usize) -> *const f32, out: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { pack_transposed::<_, F32>(self, Self::LEFT, rows, k, words, |i| row(i).cast(), out) }
+    }
 
     /// The tile kernel with `x` packed by [`Unit::pack_left`].
     ///
@@ -103,15 +111,7 @@ pub(crate) struct Vectors<S>(pub S);
 impl<S: Simd> Unit for Vectors<S> {
     type S = S;
     const PER_WORD: usize = 1;
-    const ROWS: usize = S::TILE_ROWS;
-    const COLS: usize = S::TILE_COLS;
-    const LEFT: usize = S::LEFT;
-    const STEP: usize = 1;
     const K_BLOCK: usize = K_BLOCK;
-    const PANELS: usize = 128 << 10;
-    const WIDTH: usize = 4;
-    const EXP_SCALE: f32 = 1.0;
-    const SLACK: f32 = 0.0;
 
     #[inline(always)]
     fn simd(self) -> S {
@@ -135,19 +135,8 @@ impl<S: Simd> Unit for Vectors<S> {
     }
 
     #[inline(always)]
-    fn exp(self, x: S::V) -> S::V {
-        math::exp(self.0, x)
-    }
-
-    #[inline(always)]
     fn accumulate(self, x: S::V, w: S::V, c: S::V) -> S::V {
         self.0.fma(x, w, c)
-    }
-
-    #[inline(always)]
-    unsafe fn pack_left(self, rows: usize, k: usize, words: usize, row: impl Fn(usize) -> *const f32, out: *mut f32) {
-        // SAFETY: the caller's promise.
-        unsafe { pack_transposed::<_, F32>(self, S::LEFT, rows, k, words, |i| row(i).cast(), out) }
     }
 
     #[inline(always)]

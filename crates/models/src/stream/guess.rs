@@ -104,7 +104,7 @@ impl Shared {
 
     /// Begins to read what the guess named, as far as there are slots that nobody uses.
     pub fn place_guess(&self, state: &mut State) {
-        let Some(mut guess) = state.guess.take() else { return };
+        let Some(mut guess) = state.guess.take_if(|guess| !guess.rest.is_empty()) else { return };
         // What is there already stays.
         guess.rest.retain(|&Named { expert, .. }| {
             let Some(at) = state.places.find((guess.layer, expert)) else { return true };
