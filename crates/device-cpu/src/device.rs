@@ -2,8 +2,9 @@ use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
-use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Precision, Recorded, View};
+use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, OpTime, OpTimes, Precision, Recorded, View};
 
 use crate::isa::{Isa, Kernels};
 use crate::limits;
@@ -91,6 +92,7 @@ impl CpuDevice {
             packed: Scratch::new(),
             partial: Scratch::new(),
             ordered: Scratch::new(),
+            times: None,
             owner,
             name: name.as_str().into(),
         };
@@ -153,18 +155,32 @@ impl Device for CpuDevice {
     fn run(&self, ops: &[Recorded<'_>]) -> Result<(), DeviceError> {
         // A panic in a kernel leaves numbers half computed, and nothing else.
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
-        ops.iter().try_for_each(|r| match ops::run(&mut engine, &r.op) {
-            Err(DeviceError::Op { scope, message, op }) if scope.is_empty() => {
-                let op = if op.is_empty() { r.op.name() } else { op };
-                Err(DeviceError::Op { scope: r.scope.to_string(), op, message })
+        ops.iter().try_for_each(|r| {
+            let began = engine.times.is_some().then(Instant::now);
+            let done = ops::run(&mut engine, &r.op);
+            if let (Some(times), Some(began)) = (&mut engine.times, began) {
+                times.add(r.op.label(), began.elapsed());
             }
-            other => other,
+            match done {
+                Err(DeviceError::Op { scope, message, op }) if scope.is_empty() => {
+                    let op = if op.is_empty() { r.op.name() } else { op };
+                    Err(DeviceError::Op { scope: r.scope.to_string(), op, message })
+                }
+                other => other,
+            }
         })
     }
 
     fn limits(&self) -> Result<Option<Limits>, DeviceError> {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         limits::measure(engine.kernels, &engine.pool).map(Some)
+    }
+
+    fn time_ops(&self, run: &mut dyn FnMut()) -> Result<Option<Vec<OpTime>>, DeviceError> {
+        let engine = || self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        engine().times = Some(OpTimes::default());
+        run();
+        Ok(engine().times.take().map(OpTimes::sums))
     }
 }
 

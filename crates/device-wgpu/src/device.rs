@@ -2,12 +2,12 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Op, Precision, Recorded, View};
+use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Op, OpTime, OpTimes, Precision, Recorded, View};
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Sums};
 use crate::encode::Encoder;
 use crate::linear::matrices_work;
 use crate::ops;
@@ -198,7 +198,7 @@ impl WgpuDevice {
 
     /// Name and WGSL of every kernel that was compiled so far: they are compiled when an op first needs them.
     pub fn kernels(&self) -> Vec<(&'static str, String)> {
-        self.encoder.lock().unwrap_or_else(PoisonError::into_inner).pipelines.texts()
+        self.encoder().pipelines.texts()
     }
 
     /// Side of the squares that matrix units multiply for this device; `None` where it has none, may not round to f16, or
@@ -212,11 +212,22 @@ impl WgpuDevice {
     /// # Errors
     /// `run`'s, or when the device is lost.
     pub fn timed(&self, run: impl FnOnce() -> Result<(), DeviceError>) -> Result<Option<Duration>, DeviceError> {
-        let encoder = || self.encoder.lock().unwrap_or_else(PoisonError::into_inner);
-        encoder().clock = Clock::new(&self.gpu);
-        let done = run();
-        let clock = encoder().clock.take();
-        done.and_then(|()| clock.map(|c| c.read(&self.gpu)).transpose())
+        let mut done = Ok(());
+        let sums = self.clocked(Sums::Whole(Duration::ZERO), || done = run())?;
+        done.map(|()| sums.and_then(|sums| if let Sums::Whole(sum) = sums { Some(sum) } else { None }))
+    }
+
+    /// Has a clock while `run` submits.
+    fn clocked(&self, sums: Sums, run: impl FnOnce()) -> Result<Option<Sums>, DeviceError> {
+        self.encoder().clock = Clock::new(&self.gpu, sums);
+        run();
+        let Some(mut clock) = self.encoder().clock.take() else { return Ok(None) };
+        clock.read(&self.gpu, &[])?;
+        Ok(Some(clock.sums))
+    }
+
+    fn encoder(&self) -> MutexGuard<'_, Encoder> {
+        self.encoder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn adapter_kind(&self) -> AdapterKind {
@@ -249,8 +260,7 @@ impl WgpuDevice {
     }
 
     fn submit(&self, plan: &mut Plan<'_>) -> Result<(), DeviceError> {
-        let mut encoder = self.encoder.lock().unwrap_or_else(PoisonError::into_inner);
-        encoder.submit(plan)?;
+        self.encoder().submit(plan)?;
         plan.clear();
         Ok(())
     }
@@ -347,12 +357,16 @@ impl Device for WgpuDevice {
 
     fn run(&self, ops: &[Recorded<'_>]) -> Result<(), DeviceError> {
         let mut plan = Plan::new(&self.gpu);
+        let labelled = self.encoder().clock.as_ref().is_some_and(Clock::is_each);
         let mut pending = 0.0;
         let mut rest = ops;
         while let Some((r, after)) = rest.split_first() {
             let (done, taken) = self.step(&mut plan, rest);
             rest = &after[taken - 1..];
             plan.end_op();
+            if labelled {
+                plan.label(&r.op);
+            }
             pending += ops::work(&r.op);
             let done = if pending > MOST_WORK && done.is_ok() {
                 pending = 0.0;
@@ -377,5 +391,10 @@ impl Device for WgpuDevice {
 
     fn limits(&self) -> Result<Option<Limits>, DeviceError> {
         crate::limits::measure(self).map(Some)
+    }
+
+    fn time_ops(&self, run: &mut dyn FnMut()) -> Result<Option<Vec<OpTime>>, DeviceError> {
+        let sums = self.clocked(Sums::Each(OpTimes::default()), run)?;
+        Ok(sums.and_then(|sums| if let Sums::Each(each) = sums { Some(each.sums()) } else { None }))
     }
 }

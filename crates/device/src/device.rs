@@ -1,6 +1,6 @@
 use std::{io, sync::Arc};
 
-use crate::{Buffer, DeviceError, Limits, Recorded, View};
+use crate::{Buffer, DeviceError, Limits, OpTime, Recorded, View};
 
 /// File pages or static bytes that a device may use in place.
 pub type Mapping = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -82,6 +82,17 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// When there is no memory to measure with.
     fn limits(&self) -> Result<Option<Limits>, DeviceError> {
+        Ok(None)
+    }
+
+    /// Calls `run`, and tells what each op took that it submitted, by [`label`](crate::Op::label), the longest first;
+    /// `None` from a device that has no clock for it. Ops are slower while they are timed: a device that overlaps them
+    /// runs them one by one.
+    ///
+    /// # Errors
+    /// When the clock can't be read.
+    fn time_ops(&self, run: &mut dyn FnMut()) -> Result<Option<Vec<OpTime>>, DeviceError> {
+        run();
         Ok(None)
     }
 }

@@ -15,6 +15,7 @@ mod device;
 mod error;
 mod limits;
 pub mod op;
+mod op_times;
 mod pass;
 pub mod reference;
 
@@ -25,5 +26,6 @@ pub use limits::{Inputs, Limits, Peak};
 pub use op::{
     Activation, Expert, ExpertSource, LinearWeight, Op, ScaledWeight, Snapshot, Span, UnitSource, WeightLayout,
 };
+pub use op_times::{OpTime, OpTimes};
 pub use pass::{Pass, Recorded, Scope, TapSink};
 pub use reference::ReferenceDevice;

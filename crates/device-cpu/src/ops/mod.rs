@@ -48,6 +48,8 @@ pub(crate) struct Engine {
     pub partial: Scratch,
     /// Activations in the order of a weight's columns.
     pub ordered: Scratch,
+    /// What ops took, while they are timed.
+    pub times: Option<turbospark_device::OpTimes>,
     pub owner: usize,
     pub name: Arc<str>,
 }
