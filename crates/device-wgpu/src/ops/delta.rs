@@ -52,6 +52,7 @@ pub(super) fn delta_scan(plan: &mut Plan<'_>, op: &DeltaScan<'_>) -> Done {
     plan.kernel(&SCAN)
         .set("WG", threads)
         .set("K", word(k)?)
+        .set("FOURS", word(k.div_ceil(4))?)
         .set("ROWS", some)
         .set("TILED", op.tiled.into())
         .read("tables", Form::U32, &tables)

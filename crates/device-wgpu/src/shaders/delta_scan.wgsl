@@ -13,14 +13,27 @@ struct Params {
 }
 var<immediate> p: Params;
 
-const FOURS: u32 = (K + 3u) / 4u;
-
 var<workgroup> qs: array<vec4<f32>, ROWS * FOURS>;
 var<workgroup> ks: array<vec4<f32>, ROWS * FOURS>;
 var<workgroup> decays: array<f32, ROWS>;
 var<workgroup> writes: array<f32, ROWS>;
 
 fn in_all(x: vec4<f32>) -> f32 { return (x.x + x.y) + (x.z + x.w); }
+
+// Four elements of a column from `a` on, zeros past its last.
+fn taken(at: u32, a: u32) -> vec4<f32> {
+    var x = vec4(0.0);
+//#each c 4
+    if a + {c}u < K { x[{c}] = state[at + (a + {c}u) * p.columns]; }
+//#end
+    return x;
+}
+
+fn put(at: u32, a: u32, x: vec4<f32>) {
+//#each c 4
+    if a + {c}u < K { state[at + (a + {c}u) * p.columns] = x[{c}]; }
+//#end
+}
 
 @compute @workgroup_size(WG)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
@@ -36,12 +49,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let mine = j < p.columns;
     let size = K * p.columns;
     let home = p.state_at + (slot * p.heads + h) * size + j;
-    var s: array<vec4<f32>, FOURS>;
-    for (var i = 0u; i < FOURS; i++) {
-        s[i] = vec4(0.0);
-        if mine {
-            for (var a = 4u * i; a < min(4u * i + 4u, K); a++) { s[i][a % 4u] = state[home + a * p.columns]; }
-        }
+    // Variables and no array: one that is indexed by a number not known beforehand would not be in registers.
+//#each i FOURS
+    var s_{i} = vec4(0.0);
+//#end
+    if mine {
+//#each i FOURS
+        s_{i} = taken(home, 4u * {i}u);
+//#end
     }
     for (var r0 = 0u; r0 < rows; r0 += ROWS) {
         let some = min(ROWS, rows - r0);
@@ -75,25 +90,29 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let value = next;
             if r + 1u < some { next = v[values + (r + 1u) * p.v_row]; }
             var seen = vec4(0.0);
-            for (var i = 0u; i < FOURS; i++) {
-                s[i] *= decay;
-                seen = fma(s[i], ks[r * FOURS + i], seen);
-            }
+//#each i FOURS
+            s_{i} *= decay;
+            seen = fma(s_{i}, ks[r * FOURS + {i}u], seen);
+//#end
             let d = (value - in_all(seen)) * writes[r];
             var y = vec4(0.0);
-            for (var i = 0u; i < FOURS; i++) {
-                s[i] = fma(ks[r * FOURS + i], vec4(d), s[i]);
-                y = fma(s[i], qs[r * FOURS + i], y);
-            }
+//#each i FOURS
+            s_{i} = fma(ks[r * FOURS + {i}u], vec4(d), s_{i});
+            y = fma(s_{i}, qs[r * FOURS + {i}u], y);
+//#end
             out[p.out_at + row * p.out_row + h * p.out_head + j] = in_all(y);
             while tables[shot] == r0 + r + 1u {
                 let to = p.state_at + (tables[shot + 1u] * p.heads + h) * size + j;
-                for (var a = 0u; a < K; a++) { state[to + a * p.columns] = s[a / 4u][a % 4u]; }
+//#each i FOURS
+                put(to, 4u * {i}u, s_{i});
+//#end
                 shot += 2u;
             }
         }
     }
     if mine {
-        for (var a = 0u; a < K; a++) { state[home + a * p.columns] = s[a / 4u][a % 4u]; }
+//#each i FOURS
+        put(home, 4u * {i}u, s_{i});
+//#end
     }
 }
