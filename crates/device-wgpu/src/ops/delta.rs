@@ -45,14 +45,20 @@ pub(super) fn delta_scan(plan: &mut Plan<'_>, op: &DeltaScan<'_>) -> Done {
     }
     words.extend([g.at, strides(&op.g)?[0], beta.at, strides(&op.beta)?[0], state.at, out.at]);
     words.extend(strides(&op.out)?);
-    let threads = word(columns)?.next_power_of_two().clamp(32, 64);
+    let fours = word(k.div_ceil(4))?;
+    // Threads that share a column: a row takes as long as a thread has elements of the state.
+    let split = if plan.gpu.subgroups.0 >= 4 && fours.is_multiple_of(4) { 4 } else { 1 };
+    let threads = (split * word(columns)?).next_power_of_two().clamp(32, 64);
     // Rows at a time: as many as sixteen kilobytes hold, and at most sixteen.
     let some = (2048 / k.max(1)).clamp(1, 16) as u32;
     let tables = plan.tables();
     plan.kernel(&SCAN)
         .set("WG", threads)
         .set("K", word(k)?)
-        .set("FOURS", word(k.div_ceil(4))?)
+        .set("FOURS", fours)
+        .set("MINE", fours / split)
+        .set("SPLIT", split)
+        .set("SHUFFLED", u32::from(split > 1))
         .set("ROWS", some)
         .set("TILED", op.tiled.into())
         .read("tables", Form::U32, &tables)
@@ -64,5 +70,5 @@ pub(super) fn delta_scan(plan: &mut Plan<'_>, op: &DeltaScan<'_>) -> Done {
         .read("beta", Form::F32, &beta.window)
         .write("state", Form::F32, &state.window)
         .write("out", Form::F32, &out.window)
-        .grid(&words, [word(columns)?.div_ceil(threads), word(heads)?, count])
+        .grid(&words, [(split * word(columns)?).div_ceil(threads), word(heads)?, count])
 }

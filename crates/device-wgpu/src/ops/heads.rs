@@ -152,7 +152,9 @@ mod tests {
             let one = run(&device, dtype, true);
             // Beside those of a trial of matrix units.
             let kernels: Vec<_> = device.kernels().iter().map(|k| k.0).collect();
-            assert!(kernels.contains(&"heads") && !kernels.iter().any(|k| ["rms_norm", "rope", "store_kv"].contains(k)));
+            assert!(
+                kernels.contains(&"heads") && !kernels.iter().any(|k| ["rms_norm", "rope", "store_kv"].contains(k))
+            );
             assert!(one == run(&device, dtype, false), "{dtype}");
         }
     }

@@ -1,5 +1,5 @@
-// The gated delta rule, row by row: a workgroup a span, value head and WG columns of the state, a thread a column of K
-// elements in registers, four of them a vector. Rows of q and k, decays and write strengths come through workgroup memory,
+// The gated delta rule, row by row: a workgroup a span, value head and some columns of the state, SPLIT threads a column of
+// K elements in registers, four of them a vector: vectors go round among the threads. Rows of q and k, decays and write strengths come through workgroup memory,
 // ROWS at a time; a thread's own value of the next row is on its way while it works on a row.
 //
 // A span in the tables: first row, rows, state slot, first snapshot; a snapshot: rows seen, slot.
@@ -18,7 +18,15 @@ var<workgroup> ks: array<vec4<f32>, ROWS * FOURS>;
 var<workgroup> decays: array<f32, ROWS>;
 var<workgroup> writes: array<f32, ROWS>;
 
-fn in_all(x: vec4<f32>) -> f32 { return (x.x + x.y) + (x.z + x.w); }
+// The sum over a column, of which a thread has `x`.
+fn in_column(x: vec4<f32>) -> f32 {
+    var sum = (x.x + x.y) + (x.z + x.w);
+//#if SHUFFLED
+    sum += subgroupShuffleXor(sum, 1u);
+    sum += subgroupShuffleXor(sum, 2u);
+//#end
+    return sum;
+}
 
 // Four elements of a column from `a` on, zeros past its last.
 fn taken(at: u32, a: u32) -> vec4<f32> {
@@ -42,20 +50,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let rows = tables[span + 1u];
     let slot = tables[span + 2u];
     var shot = tables[span + 3u];
+    // Rows that the next snapshot is after: asked for when it moves on, since a load for every row would be waited for.
+    var due = tables[shot];
     let h = group.y;
     var kh = h / (p.heads / p.key_heads);
     if TILED == 1u { kh = h % p.key_heads; }
-    let j = group.x * WG + lane;
+    let j = (group.x * WG + lane) / SPLIT;
+    let own = lane % SPLIT;
     let mine = j < p.columns;
     let size = K * p.columns;
     let home = p.state_at + (slot * p.heads + h) * size + j;
     // Variables and no array: one that is indexed by a number not known beforehand would not be in registers.
-//#each i FOURS
+//#each i MINE
     var s_{i} = vec4(0.0);
 //#end
     if mine {
-//#each i FOURS
-        s_{i} = taken(home, 4u * {i}u);
+//#each i MINE
+        s_{i} = taken(home, 4u * ({i}u * SPLIT + own));
 //#end
     }
     for (var r0 = 0u; r0 < rows; r0 += ROWS) {
@@ -90,29 +101,31 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let value = next;
             if r + 1u < some { next = v[values + (r + 1u) * p.v_row]; }
             var seen = vec4(0.0);
-//#each i FOURS
+//#each i MINE
             s_{i} *= decay;
-            seen = fma(s_{i}, ks[r * FOURS + {i}u], seen);
+            seen = fma(s_{i}, ks[r * FOURS + {i}u * SPLIT + own], seen);
 //#end
-            let d = (value - in_all(seen)) * writes[r];
+            let d = (value - in_column(seen)) * writes[r];
             var y = vec4(0.0);
-//#each i FOURS
-            s_{i} = fma(ks[r * FOURS + {i}u], vec4(d), s_{i});
-            y = fma(s_{i}, qs[r * FOURS + {i}u], y);
+//#each i MINE
+            s_{i} = fma(ks[r * FOURS + {i}u * SPLIT + own], vec4(d), s_{i});
+            y = fma(s_{i}, qs[r * FOURS + {i}u * SPLIT + own], y);
 //#end
-            out[p.out_at + row * p.out_row + h * p.out_head + j] = in_all(y);
-            while tables[shot] == r0 + r + 1u {
+            let all = in_column(y);
+            if own == 0u { out[p.out_at + row * p.out_row + h * p.out_head + j] = all; }
+            while due == r0 + r + 1u {
                 let to = p.state_at + (tables[shot + 1u] * p.heads + h) * size + j;
-//#each i FOURS
-                put(to, 4u * {i}u, s_{i});
+//#each i MINE
+                put(to, 4u * ({i}u * SPLIT + own), s_{i});
 //#end
                 shot += 2u;
+                due = tables[shot];
             }
         }
     }
     if mine {
-//#each i FOURS
-        put(home, 4u * {i}u, s_{i});
+//#each i MINE
+        put(home, 4u * ({i}u * SPLIT + own), s_{i});
 //#end
     }
 }
