@@ -1,0 +1,37 @@
+// rms_norm.wgsl for rows of whole vectors and no gate: a workgroup a row, which it holds in registers. Weights are asked for
+// with the row, before its sum is known, and nothing is loaded under a condition: those loads would wait for each other.
+struct Params {
+    n: u32, heads: u32, rows: u32, eps: f32,
+    x_at: u32, x_row: u32, x_head: u32,
+    out_at: u32, out_row: u32, out_head: u32,
+    weight_at: u32,
+}
+var<immediate> p: Params;
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let r = group_index(group, groups);
+    if r >= p.rows { return; }
+    let row = r / p.heads;
+    let head = r % p.heads;
+    let source = (p.x_at + row * p.x_row + head * p.x_head) / 4u;
+    let to = (p.out_at + row * p.out_row + head * p.out_head) / 4u;
+    let fours = p.n / 4u;
+//#each e EACH
+    let i_{e} = lane + {e}u * WG;
+    let x_{e} = x[source + min(i_{e}, fours - 1u)];
+    let w_{e} = weight_f4(p.weight_at, 4u * min(i_{e}, fours - 1u)) + vec4(f32(ONE_PLUS));
+//#end
+    var squares = 0.0;
+//#each e EACH
+    squares += select(0.0, dot(x_{e}, x_{e}), i_{e} < fours);
+//#end
+    let scale = 1.0 / sqrt(sum_all(lane, squares) / f32(p.n) + p.eps);
+//#each e EACH
+    if i_{e} < fours { out[to + i_{e}] = x_{e} * scale * w_{e}; }
+//#end
+}
