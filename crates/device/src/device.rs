@@ -44,6 +44,15 @@ pub trait Device: Send + Sync {
     /// [`DeviceError::OutOfMemory`] with `label` and the size.
     fn alloc(&self, label: &str, bytes: usize) -> Result<Buffer, DeviceError>;
 
+    /// `count` zeroed buffers of `bytes` bytes each, which begin at multiples of 4096 where `bytes` is one: slots that are
+    /// filled from a disk. A device may lay them side by side.
+    ///
+    /// # Errors
+    /// As [`alloc`](Device::alloc).
+    fn alloc_slots(&self, label: &str, count: usize, bytes: usize) -> Result<Vec<Buffer>, DeviceError> {
+        (0..count).map(|_| self.alloc(label, bytes)).collect()
+    }
+
     /// Uses a mapping in place, or says that it can't (`None`): then the caller allocates and [`fill`](Device::fill)s.
     fn adopt(&self, mapping: Mapping) -> Result<Option<Buffer>, DeviceError>;
 

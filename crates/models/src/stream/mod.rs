@@ -22,6 +22,7 @@ use turbospark_weights::{Checkpoint, DirectFile, Linear, Piece};
 use disk::Disk;
 pub use disk::{Choice, Counters};
 pub(crate) use experts::PooledExperts;
+pub(crate) use guess::Seen;
 pub use pool::Pool;
 pub(crate) use reads::{ExpertReads, Part, Reads};
 pub use ring::Ring;
@@ -341,8 +342,10 @@ impl Streamed {
 pub(crate) const MIN_SLOT: usize = 2 << 20;
 
 fn slots(device: &Arc<dyn Device>, label: &str, count: usize, bytes: usize) -> Result<Vec<Arc<Buffer>>> {
-    let slot = |_| device.alloc(label, bytes.max(MIN_SLOT)).map(Arc::new);
-    Ok((0..count).map(slot).collect::<Result<_, _>>()?)
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    Ok(device.alloc_slots(label, count, bytes.max(MIN_SLOT))?.into_iter().map(Arc::new).collect())
 }
 
 /// All files of a checkpoint for direct reads.
