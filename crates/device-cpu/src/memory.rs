@@ -111,7 +111,8 @@ impl Memory {
     /// be small ones, into which direct reads were half as fast.
     pub(crate) fn side_by_side(owner: usize, count: usize, len: usize) -> Option<Vec<Self>> {
         let step = len.checked_next_multiple_of(ALIGN)?;
-        let all = Arc::new(Owned::zeroed(step.checked_mul(count)?)?);
+        // As large as a huge page at least, and aligned like one: direct reads need pages.
+        let all = Arc::new(Owned::zeroed(step.checked_mul(count)?.max(HUGE))?);
         let part = |i| Memory { owner, len, place: Place::Part(all.clone(), i * step), lock: Mutex::new(()) };
         Some((0..count).map(part).collect())
     }

@@ -17,7 +17,7 @@ use super::policy::{Key, Places, Policy};
 use super::reads::ExpertReads;
 
 /// Experts that are read at once; each in parts, so that there are enough requests for a drive's queue.
-const READERS: usize = 2;
+pub const READERS: usize = 2;
 
 /// Slots for experts of all layers, and the threads that fill them.
 pub struct Pool {
