@@ -333,7 +333,7 @@ impl Device for WgpuDevice {
     }
 
     fn prompt_rows(&self) -> usize {
-        if self.kind == AdapterKind::Discrete { 2048 } else { 512 }
+        if self.kind == AdapterKind::Discrete { 4096 } else { 512 }
     }
 
     fn memory_kind(&self) -> MemoryKind {

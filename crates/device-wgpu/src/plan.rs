@@ -297,6 +297,7 @@ impl Run<'_, '_> {
             constants: self.constants,
             f16: self.f16,
             matrices: self.matrices,
+            hard_half: self.plan.gpu.linear.hard_half(self.plan.gpu),
         };
         let words = words.to_vec();
         self.plan.dispatches.push(Dispatch { source: self.source, key, windows: self.windows, words, grid });

@@ -117,19 +117,17 @@ struct Positions {
 }
 
 impl VisionTower {
-    /// Rows of the MLP, the mergers and the patch upload done at a time. Changes no bit.
-    pub const TILE_ROWS: usize = 512;
-
     /// The configuration it was built from.
     pub fn config(&self) -> &VisionConfig {
         &self.config
     }
 
-    /// Bytes of work space and output for an image of `patches`.
-    pub fn work_bytes(config: &VisionConfig, patches: usize) -> usize {
+    /// Bytes of work space and output for an image of `patches`, on a device that takes so many
+    /// [`rows`](Device::prompt_rows) at a time.
+    pub fn work_bytes(config: &VisionConfig, patches: usize, rows: usize) -> usize {
         let tokens = patches / config.merge_unit();
         let sets = 1 + config.deepstack_visual_indexes.len();
-        Self::plan_for(config, patches.max(1), Self::TILE_ROWS).bytes + 4 * sets * tokens * config.out_hidden_size
+        Self::plan_for(config, patches.max(1), rows).bytes + 4 * sets * tokens * config.out_hidden_size
     }
 
     /// Whether its blocks are read anew for each call: then several images in one call share the reading.
@@ -174,10 +172,11 @@ impl VisionTower {
         scratch: &mut Scratch,
         taps: Option<&mut dyn TapSink>,
     ) -> Result<Vec<ImageRows>> {
-        self.encode_tiled(device, images, scratch, Self::TILE_ROWS, taps)
+        self.encode_tiled(device, images, scratch, device.prompt_rows(), taps)
     }
 
-    /// [`encode`](Self::encode) with another tile size; the result is the same to the bit.
+    /// [`encode`](Self::encode) with so many rows of the MLP, the mergers and the upload of patches at a time: as many
+    /// as the device [takes](Device::prompt_rows) otherwise. The result is the same to the bit.
     pub fn encode_tiled(
         &self,
         device: &dyn Device,

@@ -1,5 +1,6 @@
 // The gated delta rule, row by row: a workgroup a span, value head and WG columns of the state, a thread a column of K
-// elements in registers, four of them a vector. Rows of q and k come through workgroup memory, ROWS at a time.
+// elements in registers, four of them a vector. Rows of q and k, decays and write strengths come through workgroup memory,
+// ROWS at a time; a thread's own value of the next row is on its way while it works on a row.
 //
 // A span in the tables: first row, rows, state slot, first snapshot; a snapshot: rows seen, slot.
 struct Params {
@@ -16,6 +17,8 @@ const FOURS: u32 = (K + 3u) / 4u;
 
 var<workgroup> qs: array<vec4<f32>, ROWS * FOURS>;
 var<workgroup> ks: array<vec4<f32>, ROWS * FOURS>;
+var<workgroup> decays: array<f32, ROWS>;
+var<workgroup> writes: array<f32, ROWS>;
 
 fn in_all(x: vec4<f32>) -> f32 { return (x.x + x.y) + (x.z + x.w); }
 
@@ -56,18 +59,27 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             qs[i / 4u][i % 4u] = x;
             ks[i / 4u][i % 4u] = y;
         }
+        if lane < some {
+            let row = first + r0 + lane;
+            decays[lane] = exp_f(g[p.g_at + row * p.g_row + h]);
+            writes[lane] = beta[p.beta_at + row * p.beta_row + h];
+        }
+        var next = 0.0;
+        let values = p.v_at + (first + r0) * p.v_row + h * p.v_head + j;
+        if mine { next = v[values]; }
         workgroupBarrier();
         // Threads without a column take part in the barriers alone.
         for (var r = 0u; r < select(0u, some, mine); r++) {
             let row = first + r0 + r;
-            let decay = exp_f(g[p.g_at + row * p.g_row + h]);
-            let write = beta[p.beta_at + row * p.beta_row + h];
+            let decay = decays[r];
+            let value = next;
+            if r + 1u < some { next = v[values + (r + 1u) * p.v_row]; }
             var seen = vec4(0.0);
             for (var i = 0u; i < FOURS; i++) {
                 s[i] *= decay;
                 seen = fma(s[i], ks[r * FOURS + i], seen);
             }
-            let d = (v[p.v_at + row * p.v_row + h * p.v_head + j] - in_all(seen)) * write;
+            let d = (value - in_all(seen)) * writes[r];
             var y = vec4(0.0);
             for (var i = 0u; i < FOURS; i++) {
                 s[i] = fma(ks[r * FOURS + i], vec4(d), s[i]);

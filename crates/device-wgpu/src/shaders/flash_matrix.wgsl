@@ -45,8 +45,10 @@ var<workgroup> scores: array<Floats, SLOTS * SCORES / CELL>;
 var<workgroup> weights: array<Halves, SLOTS * WEIGHTS / CELL>;
 // What a row's sums are multiplied by; at the end what they are divided by.
 var<workgroup> factors: array<f32, SLOTS>;
-// Whether a base was set anew at these keys.
-var<workgroup> grown: atomic<u32>;
+// Whether a base was set anew at these keys. Four words, so that the other arrays, whose sizes are multiples of sixteen
+// bytes too, begin at such multiples however a driver lines them up: matrix units read from there, and silently from a
+// place before it where an array begins elsewhere.
+var<workgroup> grown: array<atomic<u32>, 4>;
 
 fn score_4(at: u32) -> vec4<f32> {
 //#if VECTORS
@@ -96,13 +98,16 @@ fn put_four(i: u32, x: vec4<f32>) {
     if i < KEYS * PADDED / 4u { put_row_4(row_of(i) * ROW + element_of(i), halves_of(x)); }
 }
 
-// Number `i` of the tile that begins at key `k0`. Zeros past the last key and past a head's elements.
+// Number `i` of the tile that begins at key `k0`, zeros past a head's elements. The last key stands for those after it,
+// which weigh nothing: a load under a condition would wait for the one before.
 fn fetch(what: u32, tile: Tile, head: u32, k0: u32, end: u32, i: u32) -> vec4<f32> {
-    let key = k0 + row_of(i);
+    let key = min(k0 + row_of(i), end - 1u);
     let d = element_of(i);
+    if N % 4u == 0u {
+        let x = load_four(what, tile, head, key, min(d, N - 4u));
+        return select(x, vec4(0.0), d >= N);
+    }
     var x = vec4(0.0);
-    if i >= KEYS * PADDED / 4u || key >= end || d >= N { return x; }
-    if N % 4u == 0u || d + 4u <= N { return load_four(what, tile, head, key, d); }
     for (var j = 0u; d + j < N; j++) { x[j] = load(what, tile, head, key, d + j); }
     return x;
 }
@@ -135,7 +140,7 @@ fn main(
     let row = t / LANES;
     let own = t % LANES * OWN;
     let limit = seen(tile, row % TILE);
-    if t == 0u { atomicStore(&grown, 0u); }
+    if t == 0u { atomicStore(&grown[0], 0u); }
 //#each b BLOCKS
 //#each i PIECES
     var q_{b}_{i} = coop_mat{SIDE}x{SIDE}<f16, A>();
@@ -210,7 +215,7 @@ fn main(
             base = top - HIGH;
             total *= factor;
             // There is nothing to scale yet at the first keys, of which every row sees some.
-            if k0 > 0u { atomicStore(&grown, 1u); }
+            if k0 > 0u { atomicStore(&grown[0], 1u); }
         }
         if t % LANES == 0u { factors[row] = factor; }
 //#each j FOURS
@@ -225,8 +230,8 @@ fn main(
 //#each e EACH
         put_four(t + {e}u * THREADS, next_{e});
 //#end
-        let any_grown = workgroupUniformLoad(&grown);
-        if t == 0u { atomicStore(&grown, 0u); }
+        let any_grown = workgroupUniformLoad(&grown[0]);
+        if t == 0u { atomicStore(&grown[0], 0u); }
         if k0 + KEYS < end {
 //#each e EACH
             next_{e} = fetch(KEY, tile, head, k0 + KEYS, end, t + {e}u * THREADS);

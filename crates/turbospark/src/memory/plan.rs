@@ -211,7 +211,7 @@ impl Demand {
     }
 
     fn image_bytes(&self, patches: usize) -> u64 {
-        work::image_bytes(self.config.vision.as_ref(), patches, self.sequences)
+        work::image_bytes(self.config.vision.as_ref(), patches, self.sequences, self.rows)
     }
 
     /// Sizes of the largest image, from the checkpoint's own down to a small page.
@@ -366,7 +366,7 @@ impl Demand {
             residency,
             context,
             most_patches,
-            most_decode_bytes: work::decode_bytes(c.vision.as_ref(), most_patches),
+            most_decode_bytes: work::decode_bytes(c.vision.as_ref(), most_patches, self.rows),
             read_per_token,
             read_per_image,
         }

@@ -52,12 +52,12 @@ pub(super) fn kernel_bytes(c: &Config, pass: Pass, patches: usize) -> u64 {
 }
 
 /// What images of `patches` together take: sized, as floats, in the tower, and as rows of the trunk for each of
-/// `sequences`; of that, decoding one file may take [`decode_bytes`].
-pub(super) fn image_bytes(v: Option<&VisionConfig>, patches: usize, sequences: usize) -> u64 {
+/// `sequences`, on a device that takes so many `rows` at a time; of that, decoding one file may take [`decode_bytes`].
+pub(super) fn image_bytes(v: Option<&VisionConfig>, patches: usize, sequences: usize, rows: usize) -> u64 {
     let Some(v) = v else { return 0 };
     // The tower's own output is the rows of one sequence.
     let others = (sequences - 1) as u64 * row_bytes(v, patches);
-    sized_bytes(v, patches) * sequences as u64 + decode_bytes(Some(v), patches) + others
+    sized_bytes(v, patches) * sequences as u64 + decode_bytes(Some(v), patches, rows) + others
 }
 
 /// Of [`image_bytes`], what lies in a graphics adapter's memory: the tower's work space, and rows of the trunk.
@@ -77,15 +77,15 @@ const DRIVER: u64 = 64 << 20;
 const HANDED_OVER: u64 = 64 << 20;
 
 /// Bytes that are free for decoding a file, since the tower doesn't run yet for it.
-pub(super) fn decode_bytes(v: Option<&VisionConfig>, patches: usize) -> u64 {
-    v.map_or(0, |v| tower_bytes(v, patches).max(LEAST_DECODE))
+pub(super) fn decode_bytes(v: Option<&VisionConfig>, patches: usize, rows: usize) -> u64 {
+    v.map_or(0, |v| tower_bytes(v, patches, rows).max(LEAST_DECODE))
 }
 
 /// Room for decoding a photo of 2 megapixels, however small the images are that the tower sees.
 const LEAST_DECODE: u64 = (2 << 20) * DECODED;
 
-fn tower_bytes(v: &VisionConfig, patches: usize) -> u64 {
-    VisionTower::work_bytes(v, patches) as u64 + (patches * v.patch_dim()) as u64 * FLOAT
+fn tower_bytes(v: &VisionConfig, patches: usize, rows: usize) -> u64 {
+    VisionTower::work_bytes(v, patches, rows) as u64 + (patches * v.patch_dim()) as u64 * FLOAT
 }
 
 /// Three samples of a byte for each pixel of an image.
