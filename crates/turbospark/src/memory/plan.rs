@@ -323,9 +323,9 @@ impl Demand {
             add_to(false, "the driver, and what is on its way to the adapter".into(), bytes);
         }
         if own {
-            let (images, work) = (self.image_bytes(most_patches), c.vision.as_ref());
+            let (images, vision) = (self.image_bytes(most_patches), c.vision.as_ref());
             add_to(false, format!("images of {most_patches} patches together, as they come"), images);
-            let bytes = work::tower_work_bytes(work, most_patches, sequences);
+            let bytes = work::tower_work_bytes(vision, most_patches, sequences, self.rows);
             add_to(true, format!("{most_patches} patches in the tower, and their rows"), bytes);
         } else {
             add_to(false, format!("images of {most_patches} patches together"), self.image_bytes(most_patches));

@@ -61,8 +61,9 @@ pub(super) fn image_bytes(v: Option<&VisionConfig>, patches: usize, sequences: u
 }
 
 /// Of [`image_bytes`], what lies in a graphics adapter's memory: the tower's work space, and rows of the trunk.
-pub(super) fn tower_work_bytes(v: Option<&VisionConfig>, patches: usize, sequences: usize) -> u64 {
-    v.map_or(0, |v| VisionTower::work_bytes(v, patches) as u64 + sequences as u64 * row_bytes(v, patches))
+pub(super) fn tower_work_bytes(v: Option<&VisionConfig>, patches: usize, sequences: usize, rows: usize) -> u64 {
+    let others = (sequences - 1) as u64;
+    v.map_or(0, |v| VisionTower::work_bytes(v, patches, rows) as u64 + others * row_bytes(v, patches))
 }
 
 /// What the machine holds of what is on its way to a graphics adapter, and for its driver: tensors as they are brought,
