@@ -2,8 +2,9 @@
 //!
 //! A model larger than memory is read again for every pass. Read through the page cache, each byte would push out
 //! another that is wanted next, and be counted against the process's group; so the file is opened once more for direct
-//! reads, whose offsets, lengths and memory are multiples of [`DirectFile::ALIGN`]. Where the file system doesn't do
-//! that, reads are ordinary ones and the pages are given back after each.
+//! reads, whose offsets, lengths and memory are multiples of [`DirectFile::ALIGN`]; on Apple's systems for reads that
+//! are kept nowhere. Where the file system doesn't do that, reads are ordinary ones and, on Linux, the pages are given
+//! back after each.
 
 use std::fs::File;
 use std::io;
@@ -189,7 +190,15 @@ fn open(path: &Path) -> io::Result<(File, bool)> {
     }
 }
 
-#[cfg(not(target_os = "linux"))]
+/// Here nothing need be aligned, and a file system that keeps pages all the same says nothing.
+#[cfg(target_vendor = "apple")]
+fn open(path: &Path) -> io::Result<(File, bool)> {
+    let file = File::open(path)?;
+    let direct = rustix::fs::fcntl_nocache(&file, true).is_ok();
+    Ok((file, direct))
+}
+
+#[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
 fn open(path: &Path) -> io::Result<(File, bool)> {
     Ok((File::open(path)?, false))
 }
