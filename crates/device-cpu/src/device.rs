@@ -133,6 +133,13 @@ impl Device for CpuDevice {
         memory.map(|m| Buffer::new(bytes, m)).ok_or_else(|| DeviceError::OutOfMemory { label: label.into(), bytes })
     }
 
+    fn alloc_slots(&self, label: &str, count: usize, bytes: usize) -> Result<Vec<Buffer>, DeviceError> {
+        let all = Memory::side_by_side(self.owner, count, bytes);
+        let all =
+            all.ok_or_else(|| DeviceError::OutOfMemory { label: label.into(), bytes: bytes.saturating_mul(count) })?;
+        Ok(all.into_iter().map(|memory| Buffer::new(bytes, memory)).collect())
+    }
+
     fn adopt(&self, mapping: Mapping) -> Result<Option<Buffer>, DeviceError> {
         let memory = Memory::adopted(self.owner, mapping);
         Ok(Some(Buffer::new(memory.len(), memory)))

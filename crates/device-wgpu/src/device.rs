@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Op, OpTime, OpTimes, Precision, Recorded, View};
+use turbospark_device::{
+    Buffer, Device, DeviceError, Limits, Mapping, MemoryKind, Op, OpTime, OpTimes, Precision, Recorded, View,
+};
 
 use crate::clock::{Clock, Sums};
 use crate::encode::Encoder;
@@ -41,6 +43,8 @@ pub struct WgpuOptions {
 /// ```
 pub struct WgpuDevice {
     kind: AdapterKind,
+    /// Of the adapter's own memory, where the API tells.
+    memory_bytes: Option<u64>,
     pub(crate) gpu: Gpu,
     encoder: Mutex<Encoder>,
 }
@@ -68,9 +72,14 @@ pub(crate) struct Gpu {
     pub read_back: Mutex<Option<wgpu::Buffer>>,
     /// Bytes of all buffers that were allocated and live.
     pub used: Arc<AtomicU64>,
+    /// Bytes that were handed over since everything handed over was last waited for.
+    pub staged: AtomicU64,
     pub linear: crate::linear::Shared,
     failure: Arc<Mutex<Option<String>>>,
 }
+
+/// What memory of direct reads begins at multiples of.
+const PAGE: usize = 4096;
 
 /// Numbers the devices of a process, so that each knows its buffers.
 static DEVICES: AtomicUsize = AtomicUsize::new(0);
@@ -180,11 +189,17 @@ impl WgpuDevice {
             matrix_attention: matrix_side.map(|_| info.backend != wgpu::Backend::Metal),
             read_back: Mutex::new(None),
             used: Arc::default(),
+            staged: AtomicU64::new(0),
             linear: crate::linear::Shared::default(),
             failure,
         };
         let kept = options.cache.and_then(|folder| Kept::open(&gpu.device, info, &folder));
-        let mut device = WgpuDevice { kind: adapter.kind(), gpu, encoder: Mutex::new(Encoder::new(kept)) };
+        let mut device = WgpuDevice {
+            kind: adapter.kind(),
+            memory_bytes: crate::trust::memory_bytes(&adapter.inner),
+            gpu,
+            encoder: Mutex::new(Encoder::new(kept)),
+        };
         // What drivers get wrong, or refuse, is left aside; what stands for the units is for tests, which look themselves.
         if device.gpu.matrix_side.is_some() && emulated.is_none() {
             if !matches!(matrices_work(&device), Ok(true)) {
@@ -325,8 +340,11 @@ impl Device for WgpuDevice {
         if self.kind == AdapterKind::Discrete { 4096 } else { 512 }
     }
 
-    fn shares_memory(&self) -> bool {
-        self.kind != AdapterKind::Discrete
+    fn memory_kind(&self) -> MemoryKind {
+        match self.kind {
+            AdapterKind::Discrete => MemoryKind::Own { bytes: self.memory_bytes },
+            _ => MemoryKind::Staged,
+        }
     }
 
     fn alloc(&self, label: &str, bytes: usize) -> Result<Buffer, DeviceError> {
@@ -354,9 +372,12 @@ impl Device for WgpuDevice {
         let (offset, len) = (slot.offset_bytes(), slot.buffer().len());
         let bytes = slot.len_bytes().ok_or(DeviceError::OutOfBounds { offset, end: usize::MAX, len })?;
         let (at, _) = self.gpu.range(&slot, bytes)?;
-        let mut staged = vec![0; bytes];
-        reader(&mut staged).map_err(DeviceError::Weights)?;
-        self.gpu.put(memory, len, at, &staged)
+        // Direct reads need memory that begins at a page.
+        let mut staged = vec![0; bytes + PAGE];
+        let start = staged.as_ptr().align_offset(PAGE).min(PAGE);
+        let staged = &mut staged[start..start + bytes];
+        reader(staged).map_err(DeviceError::Weights)?;
+        self.gpu.put(memory, len, at, staged)
     }
 
     fn run(&self, ops: &[Recorded<'_>]) -> Result<(), DeviceError> {

@@ -20,7 +20,7 @@ mod pass;
 pub mod reference;
 
 pub use buffer::{Buffer, View};
-pub use device::{Device, Mapping, Precision};
+pub use device::{Device, Mapping, MemoryKind, Precision};
 pub use error::DeviceError;
 pub use limits::{Inputs, Limits, Peak};
 pub use op::{

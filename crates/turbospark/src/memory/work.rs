@@ -1,7 +1,7 @@
 //! What a process holds beside weights and cache: buffers of images, of passes and of kernels.
 
 use turbospark_models::config::{Config, TextConfig, VisionConfig};
-use turbospark_models::{Trunk, VisionTower};
+use turbospark_models::{READERS, Trunk, VisionTower};
 
 /// Bytes of a patch as floats for each of its values, while it waits for the tower.
 const FLOAT: u64 = 4;
@@ -59,6 +59,23 @@ pub(super) fn image_bytes(v: Option<&VisionConfig>, patches: usize, sequences: u
     let others = (sequences - 1) as u64 * row_bytes(v, patches);
     sized_bytes(v, patches) * sequences as u64 + decode_bytes(Some(v), patches, rows) + others
 }
+
+/// Of [`image_bytes`], what lies in a graphics adapter's memory: the tower's work space, and rows of the trunk.
+pub(super) fn tower_work_bytes(v: Option<&VisionConfig>, patches: usize, sequences: usize, rows: usize) -> u64 {
+    let others = (sequences - 1) as u64;
+    v.map_or(0, |v| VisionTower::work_bytes(v, patches, rows) as u64 + others * row_bytes(v, patches))
+}
+
+/// What the machine holds of what is on its way to a graphics adapter, and for its driver: tensors as they are brought,
+/// `largest` bytes at a time, or the units and experts that are being read; and what was handed over and isn't copied yet.
+pub(super) fn staging_bytes(largest: u64, unit: u64, expert: u64) -> u64 {
+    DRIVER + HANDED_OVER + largest.max(unit + READERS as u64 * expert)
+}
+
+/// What a driver holds of its own, compiled kernels and queues.
+const DRIVER: u64 = 64 << 20;
+/// Pieces that were handed over (`device-wgpu`: 32 MiB at most before it waits, and one more on its way).
+const HANDED_OVER: u64 = 64 << 20;
 
 /// Bytes that are free for decoding a file, since the tower doesn't run yet for it.
 pub(super) fn decode_bytes(v: Option<&VisionConfig>, patches: usize, rows: usize) -> u64 {
