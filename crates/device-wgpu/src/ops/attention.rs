@@ -5,7 +5,7 @@ use turbospark_device::op::Attention;
 use super::{Done, WG, groups, strides};
 use crate::device::Gpu;
 use crate::kernel::{Form, Source};
-use crate::plan::{Plan, Run, word};
+use crate::plan::{Plan, Run, Window, word};
 
 const FLASH: &str = include_str!("../shaders/flash.wgsl");
 const SHARED: &str = include_str!("../shaders/row_shared.wgsl");
@@ -170,37 +170,16 @@ pub(super) fn attention(plan: &mut Plan<'_>, op: &Attention<'_>) -> Done {
         }
     }
     let count = list.len() as u32 / 4;
+    let list = plan.table(list);
     if let Some(units) = tiles.units.filter(|_| tiles.has_vectors()) {
-        let rows = op.q.dim(0);
-        let part = heads * rows * units.padded as usize / 4;
+        let part = heads * op.q.dim(0) * units.padded as usize / 4;
+        // Where there is no room for them, each tile of queries narrows keys and values by itself.
         if let Ok(kv) = plan.temp(16 * part as u64) {
-            for (i, (at, view)) in [(&k, &op.k), (&v, &op.v)].into_iter().enumerate() {
-                let [row, head] = strides(view)?;
-                let words = [word(rows)?, word(heads)?, at.at, row, head, word(i * part)?];
-                plan.kernel(&KV_HALVES)
-                    .with_f16(true)
-                    .set("WG", WG)
-                    .set("N", word(n)?)
-                    .set("PADDED", units.padded)
-                    .read("x", Form::F32, &at.window)
-                    .write("halves", Form::Half4, &kv)
-                    .over(&words, groups(part))?;
-            }
-            let ([q_row, q_head], [out_row, out_head]) = (strides(&op.q)?, strides(&op.out)?);
-            let scale = op.scale.to_bits();
-            let sides = [word(rows)?, word(heads)?];
-            let words = [plan.table(list), scale, q.at, q_row, q_head, sides[0], sides[1], out.at, out_row, out_head];
-            let tables = plan.tables();
-            return tiles
-                .kernel(plan, [&ATTENTION, &ATTENTION_SHUFFLED, &ATTENTION_HALVES], n, true)
-                .read("tables", Form::U32, &tables)
-                .read("q", Form::F32, &q.window)
-                .read("kv", Form::Half4, &kv)
-                .write("out", Form::F32, &out.window)
-                .grid(&words, [count, word(heads)?, 1]);
+            narrow(plan, op, units.padded, &kv)?;
+            return over_halves(plan, op, &tiles, &kv, [list, count]);
         }
     }
-    let mut words = vec![plan.table(list), op.scale.to_bits()];
+    let mut words = vec![list, op.scale.to_bits()];
     for (at, view) in [(&q, &op.q), (&k, &op.k), (&v, &op.v), (&out, &op.out)] {
         words.push(at.at);
         words.extend(strides(view)?);
@@ -216,6 +195,43 @@ pub(super) fn attention(plan: &mut Plan<'_>, op: &Attention<'_>) -> Done {
         .read("q", Form::F32, &q.window)
         .read("k", form, &k.window)
         .read("v", form, &v.window)
+        .write("out", Form::F32, &out.window)
+        .grid(&words, [count, word(heads)?, 1])
+}
+
+/// Keys and values in f16, heads filled up to whole squares.
+fn narrow(plan: &mut Plan<'_>, op: &Attention<'_>, padded: u32, kv: &Window) -> Done {
+    let (rows, heads, n) = (op.k.dim(0), op.k.dim(1), op.k.dim(2));
+    let part = heads * rows * padded as usize / 4;
+    for (i, view) in [&op.k, &op.v].into_iter().enumerate() {
+        let (at, [row, head]) = (plan.view(view)?, strides(view)?);
+        let words = [word(rows)?, word(heads)?, at.at, row, head, word(i * part)?];
+        plan.kernel(&KV_HALVES)
+            .with_f16(true)
+            .set("WG", WG)
+            .set("N", word(n)?)
+            .set("PADDED", padded)
+            .read("x", Form::F32, &at.window)
+            .write("halves", Form::Half4, kv)
+            .over(&words, groups(part))?;
+    }
+    Ok(())
+}
+
+/// Attention over keys and values that were [narrowed](narrow); where the list of tiles begins, and how many there are.
+fn over_halves(plan: &mut Plan<'_>, op: &Attention<'_>, tiles: &Tiles, kv: &Window, [list, count]: [u32; 2]) -> Done {
+    let (q, out) = (plan.view(&op.q)?, plan.view(&op.out)?);
+    let (rows, heads, n) = (op.q.dim(0), op.q.dim(1), op.q.dim(2));
+    let mut words = vec![list, op.scale.to_bits(), q.at];
+    words.extend(strides(&op.q)?);
+    words.extend([word(rows)?, word(heads)?, out.at]);
+    words.extend(strides(&op.out)?);
+    let tables = plan.tables();
+    tiles
+        .kernel(plan, [&ATTENTION, &ATTENTION_SHUFFLED, &ATTENTION_HALVES], n, true)
+        .read("tables", Form::U32, &tables)
+        .read("q", Form::F32, &q.window)
+        .read("kv", Form::Half4, kv)
         .write("out", Form::F32, &out.window)
         .grid(&words, [count, word(heads)?, 1])
 }
