@@ -24,6 +24,7 @@ mod row_e4m3;
 mod row_exact;
 mod row_products;
 mod softmax;
+mod weighed;
 
 use std::sync::Arc;
 
