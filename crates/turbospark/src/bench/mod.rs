@@ -25,7 +25,7 @@ pub mod work;
 use std::time::{Duration, Instant};
 
 use turbospark_device::{Inputs, Limits, Precision};
-use turbospark_models::{ModelError, VisionInput};
+use turbospark_models::{ModelError, Patches, VisionInput};
 use turbospark_vision::{Picture, Rgb};
 
 use crate::{Cancel, Error, LoadOptions, Model, Prompt, PromptParts, Reads, Result, Session};
@@ -322,11 +322,11 @@ fn encode(model: &Model, (width, height): (usize, usize), options: &BenchOptions
     let tower = model.inner.model.vision.as_ref().ok_or(ModelError::NoVision)?;
     let picture = picture(model, width, height)?;
     let grid_thw = [picture.grid.t, picture.grid.h, picture.grid.w];
-    let patches = picture.patches();
     let times = timed(options, || {
         let mut engine = model.engine();
         let began = Instant::now();
-        let input = VisionInput { grid_thw, patches: &patches };
+        let write = |range, out: &mut [f32]| picture.write_some_patches(range, out).expect("a range of its patches");
+        let input = VisionInput { grid_thw, patches: Patches::Made { values: picture.patches_len(), write: &write } };
         tower.encode(model.device(), &[input], &mut engine.vision_scratch, None)?;
         model.device().finish()?;
         Ok(began.elapsed())

@@ -51,7 +51,7 @@ pub(super) fn kernel_bytes(c: &Config, pass: Pass, patches: usize) -> u64 {
     packed + (attention.max(experts)) as u64 + pass.threads as u64 * THREAD + SLACK
 }
 
-/// What images of `patches` together take: sized, as floats, in the tower, and as rows of the trunk for each of
+/// What images of `patches` together take: sized, in the tower, and as rows of the trunk for each of
 /// `sequences`; of that, decoding one file may take [`decode_bytes`].
 pub(super) fn image_bytes(v: Option<&VisionConfig>, patches: usize, sequences: usize) -> u64 {
     let Some(v) = v else { return 0 };
@@ -69,7 +69,9 @@ pub(super) fn decode_bytes(v: Option<&VisionConfig>, patches: usize) -> u64 {
 const LEAST_DECODE: u64 = (2 << 20) * DECODED;
 
 fn tower_bytes(v: &VisionConfig, patches: usize) -> u64 {
-    VisionTower::work_bytes(v, patches) as u64 + (patches * v.patch_dim()) as u64 * FLOAT
+    // Patches are made a tile at a time.
+    let tile = patches.min(VisionTower::TILE_ROWS);
+    VisionTower::work_bytes(v, patches) as u64 + (tile * v.patch_dim()) as u64 * FLOAT
 }
 
 /// Three samples of a byte for each pixel of an image.
