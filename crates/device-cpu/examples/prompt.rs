@@ -239,7 +239,13 @@ impl Case {
                 let part = |i: usize| data.inner.view(4 * i * rows * n, DType::F32, [rows, n]);
                 let bias = data.more.view(0, DType::F32, [3 * n]);
                 let weight = data.weights.view(0, DType::BF16, [3 * n, n]);
-                pass.layer_norm(LayerNorm { x, weight: bias.rows(0..n), bias: bias.rows(n..2 * n), eps: 1e-6, out: part(3) });
+                pass.layer_norm(LayerNorm {
+                    x,
+                    weight: bias.rows(0..n),
+                    bias: bias.rows(n..2 * n),
+                    eps: 1e-6,
+                    out: part(3),
+                });
                 for i in 0..3 {
                     let third = i * n..(i + 1) * n;
                     let out = if i == 2 { out } else { part(i) };
@@ -254,8 +260,10 @@ impl Case {
             Kind::Mlp(width) => {
                 let x = data.x.view(0, DType::F32, [rows, n]);
                 let normed = data.inner.view(0, DType::F32, [rows, n]);
-                let (up, down) =
-                    (data.weights.view(0, DType::BF16, [width, n]), data.weights.view(2 * n * width, DType::BF16, [n, width]));
+                let (up, down) = (
+                    data.weights.view(0, DType::BF16, [width, n]),
+                    data.weights.view(2 * n * width, DType::BF16, [n, width]),
+                );
                 let bias = data.more.view(0, DType::F32, [n]);
                 let wide = Some(data.more.view(0, DType::F32, [width]));
                 pass.layer_norm(LayerNorm { x, weight: bias, bias, eps: 1e-6, out: normed });
@@ -265,7 +273,11 @@ impl Case {
                     let activation = Some(Activation::GeluTanh);
                     pass.matmul(Matmul { bias: wide, activation, ..Matmul::new(normed.rows(some.clone()), up, inner) });
                     let out = out.rows(some.clone());
-                    pass.matmul(Matmul { bias: Some(bias), residual: Some(x.rows(some)), ..Matmul::new(inner, down, out) });
+                    pass.matmul(Matmul {
+                        bias: Some(bias),
+                        residual: Some(x.rows(some)),
+                        ..Matmul::new(inner, down, out)
+                    });
                 }
             }
         }

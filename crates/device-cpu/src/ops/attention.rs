@@ -293,13 +293,7 @@ impl UnitTask for PackKeys<'_> {
 /// # Safety
 /// The first `len` of `at` are readable for `n` elements; `out` is writable for a block.
 #[inline(always)]
-unsafe fn pack<U: Unit, T: Stored>(
-    u: U,
-    at: &[(*const u8, *const u8); KEYS],
-    len: usize,
-    n: usize,
-    out: *mut f32,
-) {
+unsafe fn pack<U: Unit, T: Stored>(u: U, at: &[(*const u8, *const u8); KEYS], len: usize, n: usize, out: *mut f32) {
     /// The elements of a panel of values that are not there.
     static NOTHING: [f32; 32] = [0.0; 32];
     // SAFETY: the caller's promise; no panel has more than 32 columns.
@@ -488,6 +482,8 @@ impl Attend {
                     }
                 }
             }
+            // Whole panels, in which keys may be in an order of their own.
+            let some = if U::WEIGHS { some.next_multiple_of(U::COLS) } else { some };
             for first in (0..w.width).step_by(U::COLS) {
                 u.tile_rows(TileArgs {
                     k: some.div_ceil(U::PER_WORD).next_multiple_of(U::STEP),

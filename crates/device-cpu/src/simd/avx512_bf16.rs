@@ -107,7 +107,11 @@ impl Avx512Bf16 {
     /// [`Unit::join`].
     #[inline(always)]
     pub(crate) fn join(self, first: __m512, second: __m512) -> __m512 {
-        op!(_mm512_castsi512_ps(self.narrow(first, second)))
+        // Four of the first, four of the second, and so on.
+        op!({
+            let order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+            _mm512_castsi512_ps(_mm512_permutexvar_epi64(order, self.narrow(first, second)))
+        })
     }
 
     /// `2^t` as `2^floor(t)` times a cubic in the rest, off by less than 8e-5 of the value.

@@ -99,7 +99,8 @@ impl Avx512Bf16 {
                 let words = _mm512_ternarylogic_epi32::<0xf8>(bits, both, exponent);
                 let sum = a.sums.add(16 * i);
                 let more = std::mem::transmute::<__m512i, __m512bh>(words);
-                let total = _mm512_dpbf16_ps(_mm512_loadu_ps(sum), more, std::mem::transmute::<__m512i, __m512bh>(ones));
+                let total =
+                    _mm512_dpbf16_ps(_mm512_loadu_ps(sum), more, std::mem::transmute::<__m512i, __m512bh>(ones));
                 _mm512_storeu_ps(sum, total);
                 _mm512_storeu_si512(a.weights.add(i * a.ldw).cast(), words);
             }

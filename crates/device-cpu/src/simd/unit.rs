@@ -54,7 +54,7 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     unsafe fn words<T: Stored>(self, p: *const u8, n: usize) -> <Self::S as Simd>::V;
     /// Words of which the earlier half is from `even` and the later from `odd`. Only where a word is two.
     fn pair(self, even: <Self::S as Simd>::V, odd: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
-    /// Words of the elements of `first`, then of `second`. Only where a word is two.
+    /// Words of the elements of `first`, then of `second`, in the order of [`Unit::key_at`]. Only where a word is two.
     fn join(self, first: <Self::S as Simd>::V, second: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
     /// `e^(x / EXP_SCALE)` to the precision of the unit's elements.
     #[inline(always)]
@@ -70,7 +70,7 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     unsafe fn weigh_panel(self, _: WeighPanel<'_>) -> bool {
         unreachable!("only where WEIGHS says so")
     }
-    /// The key of a block that half-word `i` of a row of weights belongs to, in a unit with [`Unit::WEIGHS`].
+    /// The key of a block that element `i` of a row of weights belongs to.
     #[inline(always)]
     fn key_at(i: usize) -> usize {
         i

@@ -5,7 +5,7 @@ use turbospark_device::Device;
 use turbospark_models::config::Config;
 use turbospark_models::probe::{Tapped, Taps};
 use turbospark_models::{
-    Cache, CacheShape, ImageRows, KvFormat, Model, Row, Scratch, Sequence, Patches, Source, VisionInput, VisionTower,
+    Cache, CacheShape, ImageRows, KvFormat, Model, Patches, Row, Scratch, Sequence, Source, VisionInput, VisionTower,
 };
 use turbospark_vision::Grid;
 use turbospark_weights::{Folder, Sidecar};
