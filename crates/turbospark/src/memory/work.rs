@@ -59,8 +59,8 @@ pub(super) fn kernel_bytes(c: &Config, pass: Pass, patches: usize) -> u64 {
     packed.max(normed as u64) + (attention.max(experts)) as u64 + pass.threads as u64 * THREAD + SLACK
 }
 
-/// What images of `patches` together take: sized, as floats, in the tower, and as rows of the trunk for each of
-/// `sequences`, on a device that takes so many `rows` at a time; of that, decoding one file may take [`decode_bytes`].
+/// What images of `patches` together take: sized, in the tower, and as rows of the trunk for each of `sequences`, on a
+/// device that takes so many `rows` at a time; of that, decoding one file may take [`decode_bytes`].
 pub(super) fn image_bytes(v: Option<&VisionConfig>, patches: usize, sequences: usize, rows: usize) -> u64 {
     let Some(v) = v else { return 0 };
     // The tower's own output is the rows of one sequence.
@@ -94,7 +94,8 @@ pub(super) fn decode_bytes(v: Option<&VisionConfig>, patches: usize, rows: usize
 const LEAST_DECODE: u64 = (2 << 20) * DECODED;
 
 fn tower_bytes(v: &VisionConfig, patches: usize, rows: usize) -> u64 {
-    VisionTower::work_bytes(v, patches, rows) as u64 + (patches * v.patch_dim()) as u64 * FLOAT
+    // Patches are made a tile at a time.
+    VisionTower::work_bytes(v, patches, rows) as u64 + (patches.min(rows) * v.patch_dim()) as u64 * FLOAT
 }
 
 /// Three samples of a byte for each pixel of an image.
