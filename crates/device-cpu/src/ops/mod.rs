@@ -21,6 +21,7 @@ mod row;
 mod row_blocks;
 mod row_columns;
 mod row_e4m3;
+mod row_e4m3_wide;
 mod row_exact;
 mod row_products;
 mod softmax;
