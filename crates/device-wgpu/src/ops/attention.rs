@@ -22,11 +22,7 @@ const CACHE: &str = include_str!("../shaders/cache.wgsl");
 
 const MATRIX: &str = include_str!("../shaders/flash_matrix.wgsl");
 const ATTENTION_MATRIX: Source = Source { name: "attention_matrix", text: MATRIX, includes: &[SEGMENTS] };
-const ATTENTION_HALVES: Source = Source {
-    name: "attention_matrix_halves",
-    text: MATRIX,
-    includes: &[include_str!("../shaders/attention_halves.wgsl")],
-};
+const ATTENTION_HALVES: Source = Source { name: "attention_matrix_halves", text: MATRIX, includes: &[SEGMENTS] };
 const KV_HALVES: Source = Source { name: "kv_halves", text: include_str!("../shaders/kv_halves.wgsl"), includes: &[] };
 pub(super) const PROMPT_MATRIX: Source =
     Source { name: "paged_prompt_matrix", text: MATRIX, includes: &[PAGED, CACHE] };

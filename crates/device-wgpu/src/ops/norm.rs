@@ -12,12 +12,6 @@ const RMS_NORM: Source = Source {
     includes: &[include_str!("../shaders/sum.wgsl")],
 };
 
-const RMS_NORM_WIDE: Source = Source {
-    name: "rms_norm_wide",
-    text: include_str!("../shaders/rms_norm_wide.wgsl"),
-    includes: &[include_str!("../shaders/sum.wgsl")],
-};
-
 /// Vectors of a row that a thread of the wide kernel holds at most.
 const HELD: u32 = 8;
 
@@ -54,11 +48,15 @@ pub(super) fn rms_norm(plan: &mut Plan<'_>, op: &RmsNorm<'_>) -> Done {
     // Heads are normed in the order that the kernel for all of attention's heads has.
     if heads == 1 && gate.is_none() && n > 0 && each <= HELD && { places }.all(|at| at.is_multiple_of(4)) {
         let [(n, heads), (rows, eps)] = [(word(n)?, word(heads)?), (word(rows * heads)?, op.eps.to_bits())];
-        let words = [n, heads, rows, eps, x.at, x_by[0], x_by[1], out.at, out_by[0], out_by[1], weight.at];
+        let (from, to) = ([x.at, x_by[0], x_by[1]], [out.at, out_by[0], out_by[1]]);
+        // No gate.
+        let words = [&[n, heads, rows, eps], &from[..], &[0; 3], &to, &[weight.at]].concat();
         return plan
-            .kernel(&RMS_NORM_WIDE)
+            .kernel(&RMS_NORM)
             .set("WG", threads(n as usize))
             .set("ONE_PLUS", op.one_plus.into())
+            .set("GATED", 0)
+            .set("WIDE", 1)
             .set("EACH", each)
             .read("x", Form::Vec4, &x.window)
             .read("weight", Form::Stored(op.weight.dtype()), &weight.window)
@@ -87,6 +85,7 @@ pub(super) fn rms_norm(plan: &mut Plan<'_>, op: &RmsNorm<'_>) -> Done {
         .set("WG", threads(n))
         .set("ONE_PLUS", op.one_plus.into())
         .set("GATED", gate.is_some().into())
+        .set("WIDE", 0)
         .read("x", Form::F32, &x.window)
         .read("weight", Form::Stored(op.weight.dtype()), &weight.window)
         .write("out", Form::F32, &out.window);
