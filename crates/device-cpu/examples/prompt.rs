@@ -171,7 +171,7 @@ impl Case {
             Kind::Linear(dtype, k, ..) => (dtype, [rows * k, k * n, n, 1]),
             Kind::Gated(dtype, k) => (dtype, [rows * k, 2 * k * n, 1, 1]),
             Kind::Whole => (DType::F32, [3 * rows * n, 1, 1, 1]),
-            Kind::Cached(start) => (DType::F16, [rows * n, (start + rows) * n, 1, 1]),
+            Kind::Cached(start) => (DType::F16, [rows * n, (start + rows).next_multiple_of(64) * n, 1, 1]),
             Kind::Front => (DType::BF16, [rows * n, 3 * n * n, 3 * n, 4 * rows * n]),
             Kind::Mlp(inner) => (DType::BF16, [rows * n, 2 * n * inner, n.max(inner), rows * n + 512 * inner]),
         };
@@ -220,7 +220,7 @@ impl Case {
             }
             Kind::Cached(start) => {
                 (d as &dyn Device).write_i32(pages.view(0, DType::I32, [table.len()]), &table)?;
-                let len = (start + rows) / 64 * 64;
+                let len = (start + rows).next_multiple_of(64);
                 let cache = [len, n / 256, 128];
                 let spans = &spans;
                 pass.paged_attention(PagedAttention {
