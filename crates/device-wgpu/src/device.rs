@@ -91,6 +91,10 @@ const WANTED: wgpu::Features = wgpu::Features::SHADER_F16
     .union(wgpu::Features::TIMESTAMP_QUERY)
     .union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
 
+/// Dispatches after which a pass is submitted for the first time, the second and so on, so that the adapter is at work
+/// while the rest is recorded: from one to the next there is about as much as it does meanwhile.
+const EARLY: [usize; 2] = [24, 96];
+
 /// Multiplications and additions of a submission, about: a tenth of a second of a fast adapter, a few seconds of a slow
 /// one, after which some systems take it for hung. A decoded token has far fewer.
 const MOST_WORK: f64 = 4e12;
@@ -379,7 +383,7 @@ impl Device for WgpuDevice {
     fn run(&self, ops: &[Recorded<'_>]) -> Result<(), DeviceError> {
         let mut plan = Plan::new(&self.gpu);
         let labelled = self.encoder().clock.as_ref().is_some_and(Clock::is_each);
-        let mut pending = 0.0;
+        let (mut pending, mut early) = (0.0, EARLY.iter());
         let mut rest = ops;
         while let Some((r, after)) = rest.split_first() {
             let (done, taken) = self.step(&mut plan, rest);
@@ -389,8 +393,9 @@ impl Device for WgpuDevice {
                 plan.label(&r.op);
             }
             pending += ops::work(&r.op);
-            let done = if pending > MOST_WORK && done.is_ok() {
-                pending = 0.0;
+            let starts = early.as_slice().first().is_some_and(|&n| plan.dispatches.len() >= n && !labelled);
+            let done = if (starts || pending > MOST_WORK) && done.is_ok() {
+                (pending, _) = (0.0, early.next());
                 self.submit(&mut plan)
             } else {
                 done

@@ -34,5 +34,5 @@ pub use quant::{Quant, Role, UnknownQuant};
 pub use scratch::Scratch;
 pub use stream::{Choice, Counters, Pool, READERS, Residency, Ring, UnitSizes, policy};
 pub use trunk::Trunk;
-pub use vision_tower::{ImageRows, VisionInput, VisionTower};
+pub use vision_tower::{ImageRows, Patches, VisionInput, VisionTower};
 pub use weight::Weight;

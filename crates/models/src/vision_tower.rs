@@ -5,6 +5,8 @@
 //! raster order keeps every shape and scrambles the page.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use turbospark_device::op::{Acquire, Gather, Matmul, Release};
@@ -45,7 +47,42 @@ pub struct VisionInput<'a> {
     /// Patches along time, height and width.
     pub grid_thw: [usize; 3],
     /// `[t * h * w, patch_dim]` in merge-block order.
-    pub patches: &'a [f32],
+    pub patches: Patches<'a>,
+}
+
+/// Where an image's patches come from.
+#[derive(Clone, Copy)]
+pub enum Patches<'a> {
+    /// All of them.
+    Whole(&'a [f32]),
+    /// Made some at a time: all as floats take eight times what the pixels do.
+    Made {
+        /// How many values all of them have.
+        values: usize,
+        /// Writes the patches of a range.
+        write: &'a dyn Fn(Range<usize>, &mut [f32]),
+    },
+}
+
+impl Patches<'_> {
+    fn values(&self) -> usize {
+        match self {
+            Patches::Whole(values) => values.len(),
+            Patches::Made { values, .. } => *values,
+        }
+    }
+}
+
+impl<'a> From<&'a [f32]> for Patches<'a> {
+    fn from(patches: &'a [f32]) -> Self {
+        Patches::Whole(patches)
+    }
+}
+
+impl fmt::Debug for Patches<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} values", self.values())
+    }
 }
 
 /// What the tower made of one image; stays where it was written, on the device.
@@ -95,6 +132,7 @@ impl ImageRows {
 /// Where everything of one call lies in the scratch buffer.
 struct Layout {
     x: Region,
+    mixed: Region,
     normed: Region,
     qkv: [Region; 3],
     cos: Region,
@@ -117,6 +155,10 @@ struct Positions {
 }
 
 impl VisionTower {
+    /// Tiles of the device's [rows](Device::prompt_rows) that queries, keys and values of all heads may have; of more rows,
+    /// some heads are done at a time.
+    const WHOLE_TILES: usize = 8;
+
     /// The configuration it was built from.
     pub fn config(&self) -> &VisionConfig {
         &self.config
@@ -142,18 +184,23 @@ impl VisionTower {
     fn plan_for(c: &VisionConfig, n: usize, tile: usize) -> Layout {
         let mut p = Plan::default();
         let (tile, half) = (tile.min(n), c.head_dim() / 2);
-        let (x, normed) = (p.f32(&[n, c.hidden_size]), p.f32(&[n, c.hidden_size]));
+        // The fewest parts that the heads divide into.
+        let least = n.div_ceil(Self::WHOLE_TILES * tile);
+        let parts = (least..c.num_heads).find(|parts| c.num_heads.is_multiple_of(*parts)).unwrap_or(c.num_heads);
+        let (x, mixed) = (p.f32(&[n, c.hidden_size]), p.f32(&[n, c.hidden_size]));
+        // A tile of the mergers has four times its rows.
+        let normed = if parts == 1 { mixed } else { p.f32(&[n.min(c.merge_unit() * tile), c.hidden_size]) };
         let (cos, sin) = (p.f32(&[n, half]), p.f32(&[n, half]));
         let mark = p.mark(); // embedding, blocks and mergers live one after the other
         let (index, weights) = (p.i32(&[n, 4]), p.f32(&[n, 4]));
         let patches = p.f32(&[tile, c.patch_dim()]);
         p.release(mark);
-        let qkv = [0; 3].map(|_| p.f32(&[n, c.hidden_size]));
+        let qkv = [0; 3].map(|_| p.f32(&[n, c.hidden_size / parts]));
         let inner = p.f32(&[tile, c.intermediate_size]);
         p.release(mark);
         let merged_rows = tile.min(n / c.merge_unit());
         let merger_inner = p.f32(&[merged_rows, c.merge_unit() * c.hidden_size]);
-        Layout { x, normed, qkv, cos, sin, index, weights, patches, inner, merger_inner, bytes: p.bytes() }
+        Layout { x, mixed, normed, qkv, cos, sin, index, weights, patches, inner, merger_inner, bytes: p.bytes() }
     }
 
     /// Bytes of the rows that `tokens` merged tokens become.
@@ -225,8 +272,9 @@ impl VisionTower {
         if patches == 0 || h % merge != 0 || w % merge != 0 {
             return Err(ModelError::Batch(format!("image {i}: grid {t}x{h}x{w} does not merge by {merge}")));
         }
-        if Some(image.patches.len()) != patches.checked_mul(self.config.patch_dim()) {
-            let (got, dim) = (image.patches.len(), self.config.patch_dim());
+        let got = image.patches.values();
+        if Some(got) != patches.checked_mul(self.config.patch_dim()) {
+            let dim = self.config.patch_dim();
             return Err(ModelError::Batch(format!(
                 "image {i}: {got} patch values, expected {patches} patches of {dim} for grid {t}x{h}x{w}"
             )));
@@ -242,19 +290,32 @@ impl VisionTower {
         x: View<'_>,
         staging: View<'_>,
     ) -> Result<()> {
-        let dim = self.config.patch_dim();
+        let (dim, most) = (self.config.patch_dim(), staging.dim(0));
         let mut row = 0;
-        for tile in images.iter().flat_map(|image| image.patches.chunks(staging.dim(0) * dim)) {
-            let n = tile.len() / dim;
-            let staged = staging.rows(0..n);
-            device.write_f32(staged, tile)?;
-            let mut pass = Pass::new(device);
-            pass.scope("patch embedding", None);
-            let bias = Some(self.patch_embed.bias.view());
-            let out = x.rows(row..row + n);
-            pass.matmul(Matmul { bias, ..Matmul::new(staged, self.patch_embed.weight.view(), out) });
-            pass.submit()?;
-            row += n;
+        let mut made = Vec::new();
+        for image in images {
+            let patches: usize = image.grid_thw.iter().product();
+            for first in (0..patches).step_by(most) {
+                let some = first..patches.min(first + most);
+                let n = some.len();
+                let values = match image.patches {
+                    Patches::Whole(values) => &values[some.start * dim..some.end * dim],
+                    Patches::Made { write, .. } => {
+                        made.resize(n * dim, 0.0);
+                        write(some, &mut made);
+                        &made
+                    }
+                };
+                let staged = staging.rows(0..n);
+                device.write_f32(staged, values)?;
+                let mut pass = Pass::new(device);
+                pass.scope("patch embedding", None);
+                let bias = Some(self.patch_embed.bias.view());
+                let out = x.rows(row..row + n);
+                pass.matmul(Matmul { bias, ..Matmul::new(staged, self.patch_embed.weight.view(), out) });
+                pass.submit()?;
+                row += n;
+            }
         }
         Ok(())
     }
@@ -280,6 +341,7 @@ impl VisionTower {
         });
         let s = BlockScratch {
             x,
+            mixed: layout.mixed.of(buffer),
             normed: layout.normed.of(buffer),
             qkv: layout.qkv.map(|r| r.of(buffer)),
             inner: layout.inner.of(buffer),

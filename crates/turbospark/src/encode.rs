@@ -4,11 +4,11 @@
 //! share the reading: all of them through block `n` before block `n + 1` is fetched. What an image becomes does not
 //! depend on its company.
 
-use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use turbospark_models::{ImageRows, ModelError, VisionInput};
+use turbospark_models::{ImageRows, ModelError, Patches, VisionInput};
 
 use crate::model::cancelled;
 use crate::session::Progress;
@@ -137,16 +137,14 @@ fn run_tower(
             patches <= most
         };
         let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
-        let patches: Vec<Cow<'_, [f32]>> = now
-            .iter()
-            .map(|v| match &v.pixels {
-                Pixels::Patches(patches) => Cow::Borrowed(&patches[..]),
-                Pixels::Picture(picture) => Cow::Owned(picture.patches()),
-            })
-            .collect();
+        let writes: Vec<_> = now.iter().map(|v| writer(v)).collect();
         let span = tracing::debug_span!("encode", images = now.len()).entered();
-        let inputs = now.iter().zip(&patches).map(|(v, patches)| {
+        let inputs = now.iter().zip(&writes).map(|(v, write)| {
             let grid = v.grid;
+            let patches = match &v.pixels {
+                Pixels::Patches(patches) => Patches::Whole(patches),
+                Pixels::Picture(picture) => Patches::Made { values: picture.patches_len(), write },
+            };
             VisionInput { grid_thw: [grid.t, grid.h, grid.w], patches }
         });
         let inputs: Vec<VisionInput<'_>> = inputs.collect();
@@ -167,4 +165,13 @@ fn run_tower(
         progress(Progress::Encode { images: of, of });
     }
     Ok(done)
+}
+
+/// Makes a picture's patches, some at a time; what an image without pixels has is there.
+fn writer(v: &Visual) -> impl Fn(Range<usize>, &mut [f32]) + '_ {
+    move |range, out| {
+        if let Pixels::Picture(picture) = &v.pixels {
+            picture.write_some_patches(range, out).expect("a range of the picture's patches");
+        }
+    }
 }

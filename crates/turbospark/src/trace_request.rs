@@ -5,7 +5,9 @@
 //! what the final norm sees), `mixer.N`, `mlp.N`, `final_norm` and `logits_last`.
 
 use turbospark_models::probe::{Tapped, Taps};
-use turbospark_models::{Cache, CacheShape, ImageRows, ModelError, Row, Scratch, Sequence, Source, VisionInput};
+use turbospark_models::{
+    Cache, CacheShape, ImageRows, ModelError, Patches, Row, Scratch, Sequence, Source, VisionInput,
+};
 
 use crate::sampler::argmax;
 use crate::session::rows;
@@ -117,7 +119,10 @@ impl Model {
             })
             .collect();
         let grids = prompt.visuals().iter().map(|v| [v.grid.t, v.grid.h, v.grid.w]);
-        let inputs = grids.clone().zip(&patches).map(|(grid_thw, patches)| VisionInput { grid_thw, patches });
+        let inputs = grids
+            .clone()
+            .zip(&patches)
+            .map(|(grid_thw, patches)| VisionInput { grid_thw, patches: Patches::Whole(patches) });
         let inputs: Vec<VisionInput<'_>> = inputs.collect();
         let mut taps = Taps::default();
         let rows = tower.encode(&*self.inner.device, &inputs, &mut Scratch::default(), Some(&mut taps))?;

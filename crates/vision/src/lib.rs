@@ -40,7 +40,7 @@ pub use config::{ImageConfig, VideoConfig};
 pub use decode::{DecodeLimits, Decoded, Note, decode};
 pub use error::{ConfigError, ImageError, PositionError, SizeError, VideoError};
 pub use normalize::PixelScale;
-pub use patch::{Grid, PatchLayout, write_patches};
+pub use patch::{Grid, PatchLayout, write_patches, write_some_patches};
 pub use picture::{Picture, preprocess};
 pub use positions::{Modality, Positions, rope_index};
 pub use resize::resize;

@@ -4,6 +4,8 @@
 //! that the merger can take consecutive rows. Inside a patch the order is channel, frame, y, x. Raster order,
 //! or frame before channel, keeps every shape.
 
+use std::ops::Range;
+
 use turbospark_tensor::mutant::{Mutant, active};
 
 use crate::{ImageError, PixelScale};
@@ -75,21 +77,31 @@ pub fn write_patches(
     scale: &PixelScale,
     out: &mut [f32],
 ) -> Result<(), ImageError> {
+    write_some_patches(frames, grid, layout, scale, 0..grid.patches(), out)
+}
+
+/// As [`write_patches`], those of a range alone.
+pub fn write_some_patches(
+    frames: &[&[u8]],
+    grid: Grid,
+    layout: PatchLayout,
+    scale: &PixelScale,
+    range: Range<usize>,
+    out: &mut [f32],
+) -> Result<(), ImageError> {
     let (height, width) = (grid.h * layout.patch_size, grid.w * layout.patch_size);
     if let Some(frame) = frames.iter().find(|f| f.len() != height * width * 3) {
         return Err(ImageError::WrongLength { width, height, got: frame.len() });
     }
-    let expected = grid.patches() * layout.patch_len();
+    let expected = range.end.min(grid.patches()).saturating_sub(range.start) * layout.patch_len();
     if out.len() != expected || frames.len().div_ceil(layout.temporal_patch_size) != grid.t {
         return Err(ImageError::PatchBuffer { expected, got: out.len() });
     }
     let cutter = Cutter { layout, width, tables: scale.table() };
-    let mut patches = out.chunks_exact_mut(layout.patch_len());
-    for group in frames.chunks(layout.temporal_patch_size) {
-        for (row, column) in patch_order(grid, layout.merge_size) {
-            let corner = (row * width + column) * layout.patch_size;
-            cutter.cut(group, corner, patches.next().expect("the buffer holds every patch"));
-        }
+    let groups = frames.chunks(layout.temporal_patch_size);
+    let all = groups.flat_map(|group| patch_order(grid, layout.merge_size).map(move |at| (group, at)));
+    for (patch, (group, (row, column))) in out.chunks_exact_mut(layout.patch_len()).zip(all.skip(range.start)) {
+        cutter.cut(group, (row * width + column) * layout.patch_size, patch);
     }
     Ok(())
 }

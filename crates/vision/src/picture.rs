@@ -1,10 +1,12 @@
 //! One image, ready for the tower.
 
+use std::ops::Range;
+
 use sha2::{Digest, Sha256};
 
 use crate::{
     DecodeLimits, Grid, ImageConfig, ImageError, Note, PatchLayout, PixelScale, Rgb, decode, resize, smart_resize,
-    write_patches,
+    write_patches, write_some_patches,
 };
 
 /// An image after decoding, orienting and sizing.
@@ -90,6 +92,11 @@ impl Picture {
     /// As [`Picture::patches`], into a buffer of [`Picture::patches_len`] values.
     pub fn write_patches(&self, out: &mut [f32]) -> Result<(), ImageError> {
         write_patches(&[self.sized.data()], self.grid, self.layout, &self.scale, out)
+    }
+
+    /// The patches of a range, `[range.len(), patch_len]`, in the order of [`Picture::patches`].
+    pub fn write_some_patches(&self, range: Range<usize>, out: &mut [f32]) -> Result<(), ImageError> {
+        write_some_patches(&[self.sized.data()], self.grid, self.layout, &self.scale, range, out)
     }
 }
 

@@ -9,6 +9,7 @@ use std::ops::Range;
 use turbospark_device::op::Attention;
 use turbospark_tensor::DType;
 
+use super::norm::sum_of;
 use super::softmax::{scale, weigh};
 use super::{Done, Engine, Shared};
 use crate::memory::Tensor;
@@ -113,7 +114,7 @@ pub(super) struct Queries {
 
 impl Queries {
     #[inline(always)]
-    fn visible(&self, query: usize) -> usize {
+    pub(super) fn visible(&self, query: usize) -> usize {
         self.visible + if self.causal { query / self.group } else { 0 }
     }
 
@@ -226,8 +227,7 @@ impl Sides {
         impl UnitTask for Ask<'_> {
             #[inline(always)]
             fn run<U: Unit>(self, _: U) {
-                let queries = QUERIES / U::ROWS * U::ROWS;
-                *self.1 = Sides { queries, block: key_words::<U>(self.0) + value_words::<U>(self.0) };
+                *self.1 = Sides { queries: QUERIES / U::ROWS * U::ROWS, block: block_words::<U>(self.0) };
             }
         }
         let mut sides = Sides::default();
@@ -236,15 +236,21 @@ impl Sides {
     }
 }
 
+/// Words of a packed block: keys, values, and the sum of the keys' squares where the unit weighs.
+#[inline(always)]
+fn block_words<U: Unit>(n: usize) -> usize {
+    key_words::<U>(n) + value_words::<U>(n) + if U::WEIGHS { U::S::LANES } else { 0 }
+}
+
 /// Words of a block of packed keys: `[words, COLS]` a panel of keys.
 #[inline(always)]
-fn key_words<U: Unit>(n: usize) -> usize {
+pub(super) fn key_words<U: Unit>(n: usize) -> usize {
     KEYS * words::<U>(n)
 }
 
 /// Words of a block of packed values: `[row_words, COLS]` a panel of elements.
 #[inline(always)]
-fn value_words<U: Unit>(n: usize) -> usize {
+pub(super) fn value_words<U: Unit>(n: usize) -> usize {
     n.next_multiple_of(U::COLS) * row_words::<U>()
 }
 
@@ -271,13 +277,12 @@ impl UnitTask for PackKeys<'_> {
             let head = &self.heads[i];
             let start = (block - self.from[i]) * KEYS;
             let range = start..head.seen().min(start + KEYS);
-            let k = self.packed.at(block * (key_words::<U>(n) + value_words::<U>(n)));
-            let v = k.wrapping_add(key_words::<U>(n));
+            let k = self.packed.at(block * block_words::<U>(n));
             // SAFETY: keys that `attend` vouches for, all of one type; the block is this part's alone.
             unsafe {
                 let len = range.len();
                 let at = head.keys.load(u.simd(), range, n, wide);
-                with_stored!(head.keys.loaded(), T => pack::<U, T>(u, &at, len, n, k, v));
+                with_stored!(head.keys.loaded(), T => pack::<U, T>(u, &at, len, n, k));
             }
         }
     }
@@ -286,54 +291,80 @@ impl UnitTask for PackKeys<'_> {
 /// Packs a block of keys and one of values, `len` of each.
 ///
 /// # Safety
-/// The first `len` of `at` are readable for `n` elements; `k` and `v` are writable for a block.
+/// The first `len` of `at` are readable for `n` elements; `out` is writable for a block.
 #[inline(always)]
-unsafe fn pack<U: Unit, T: Stored>(
-    u: U,
-    at: &[(*const u8, *const u8); KEYS],
-    len: usize,
-    n: usize,
-    k: *mut f32,
-    v: *mut f32,
-) {
-    // SAFETY: the caller's promise.
+unsafe fn pack<U: Unit, T: Stored>(u: U, at: &[(*const u8, *const u8); KEYS], len: usize, n: usize, out: *mut f32) {
+    /// The elements of a panel of values that are not there.
+    static NOTHING: [f32; 32] = [0.0; 32];
+    // SAFETY: the caller's promise; no panel has more than 32 columns.
     unsafe {
         for first in (0..KEYS).step_by(U::COLS) {
             let some = U::COLS.min(len.saturating_sub(first));
             let key = |i: usize| at[first + i].0;
-            pack_transposed::<U, T>(u, U::COLS, some, n, words::<U>(n), key, k.add(first * words::<U>(n)));
+            pack_transposed::<U, T>(u, U::COLS, some, n, words::<U>(n), key, out.add(first * words::<U>(n)));
         }
+        let (values, end) = (out.add(key_words::<U>(n)), if U::WEIGHS { len.next_multiple_of(U::COLS) } else { len });
         for first in (0..n).step_by(U::COLS) {
-            let value = |t: usize| at[t].1.wrapping_add(first * T::SIZE);
-            pack_columns::<U, T>(u, U::COLS, n - first, len, row_words::<U>(), value, v.add(first * row_words::<U>()));
+            let value = |i: usize| match U::key_at(i) {
+                t if t < len => at[t].1.wrapping_add(first * T::SIZE),
+                _ => NOTHING.as_ptr().cast(),
+            };
+            let to = values.add(first * row_words::<U>());
+            pack_columns::<U, T>(u, U::COLS, n - first, end, row_words::<U>(), value, to);
+        }
+        if U::WEIGHS {
+            *values.add(value_words::<U>(n)) = squares::<U, T>(u, &at[..len], n);
         }
     }
 }
 
+/// The sum of the squares of all elements of some keys.
+///
+/// # Safety
+/// They are readable for `n` elements.
+#[inline(always)]
+unsafe fn squares<U: Unit, T: Stored>(u: U, at: &[(*const u8, *const u8)], n: usize) -> f32 {
+    let (s, lanes) = (u.simd(), U::S::LANES);
+    let mut sum = s.splat(0.0);
+    for &(key, _) in at {
+        for j in (0..n).step_by(lanes) {
+            let from = key.wrapping_add(j * T::SIZE);
+            // SAFETY: the caller's promise.
+            let v = unsafe { if n - j >= lanes { T::load(s, from) } else { T::load_some(s, from, n - j) } };
+            sum = s.fma(v, v, sum);
+        }
+    }
+    s.sum(sum)
+}
+
 /// Some queries over all the keys that they see, which are packed.
-struct Attend {
-    queries: Queries,
-    keys: *const f32,
-    range: Range<usize>,
-    scale: f32,
+pub(super) struct Attend {
+    pub queries: Queries,
+    pub keys: *const f32,
+    pub range: Range<usize>,
+    pub scale: f32,
 }
 
 /// A task's working memory.
-struct Work {
+pub(super) struct Work {
     /// Queries, packed in row tiles.
-    q: *mut f32,
+    pub q: *mut f32,
     /// A row tile's scores, `[ROWS, KEYS]`.
-    scores: *mut f32,
+    pub scores: *mut f32,
     /// Its weights, rows of words.
-    weights: *mut f32,
+    pub weights: *mut f32,
     /// Sums of values, `[queries, width]`.
-    out: *mut f32,
+    pub out: *mut f32,
     /// The largest score so far, one a query.
-    top: *mut f32,
+    pub top: *mut f32,
     /// The sum of exponentials, a vector a query.
-    total: *mut f32,
+    pub total: *mut f32,
+    /// A row tile's sums over one block, as `total`; then what [`Unit::weigh_panel`] starts from, one a row.
+    pub block: *mut f32,
+    /// The sum of the squares of a row tile's queries, one a tile.
+    pub squares: *mut f32,
     /// `n` rounded up to whole panels.
-    width: usize,
+    pub width: usize,
 }
 
 impl UnitTask for Attend {
@@ -348,13 +379,23 @@ impl UnitTask for Attend {
         let q_tile = U::LEFT * words::<U>(n);
         let tiles = tall / U::ROWS;
         let flat = U::ROWS * n.next_multiple_of(lanes);
-        let sizes =
-            [tiles * q_tile, U::ROWS * KEYS, U::ROWS * row_words::<U>(), tall * width, tall, tall * lanes, flat];
+        let sizes = [
+            tiles * q_tile,
+            U::ROWS * KEYS,
+            U::ROWS * row_words::<U>(),
+            tall * width,
+            tall,
+            tall * lanes,
+            U::ROWS * (lanes + 1),
+            tiles,
+            flat,
+        ];
         let mut local = local(sizes.iter().map(|&len| rounded(len)).sum());
         let mut scratch = local.all();
-        let [q, scores, weights, out, top, total, scaled] = sizes.map(|len| cut(&mut scratch, len).as_mut_ptr());
-        let w = Work { q, scores, weights, out, top, total, width };
-        let block_words = key_words::<U>(n) + value_words::<U>(n);
+        let [q, scores, weights, out, top, total, block, squares, scaled] =
+            sizes.map(|len| cut(&mut scratch, len).as_mut_ptr());
+        let w = Work { q, scores, weights, out, top, total, block, squares, width };
+        let block_words = block_words::<U>(n);
         // SAFETY: the sizes above, and what `attend` promises.
         unsafe {
             std::ptr::write_bytes(out, 0, tall * width);
@@ -369,6 +410,7 @@ impl UnitTask for Attend {
                     scale(s, from, self.scale * U::EXP_SCALE, n, scaled.add(i * stride));
                 }
                 let row = |i: usize| scaled.add(i * stride).cast_const();
+                *squares.add(tile) = sum_of(s, scaled, rows * stride, |v| s.mul(v, v));
                 u.pack_left(rows, n, words::<U>(n), row, q.add(tile * q_tile));
             }
             u.begin();
@@ -406,6 +448,10 @@ impl Attend {
         if some == 0 {
             return;
         }
+        if U::WEIGHS && self.small(u, w, keys, rows.start, n) {
+            // SAFETY: the caller's promise.
+            return unsafe { self.weigh_tile(u, w, keys, start, rows, n) };
+        }
         let words = words::<U>(n);
         let args = TileArgs {
             rows: rows.len(),
@@ -436,6 +482,8 @@ impl Attend {
                     }
                 }
             }
+            // Whole panels, in which keys may be in an order of their own.
+            let some = if U::WEIGHS { some.next_multiple_of(U::COLS) } else { some };
             for first in (0..w.width).step_by(U::COLS) {
                 u.tile_rows(TileArgs {
                     k: some.div_ceil(U::PER_WORD).next_multiple_of(U::STEP),
@@ -453,6 +501,6 @@ impl Attend {
 
 /// Words of a row of weights.
 #[inline(always)]
-const fn row_words<U: Unit>() -> usize {
+pub(super) const fn row_words<U: Unit>() -> usize {
     KEYS / U::PER_WORD
 }

@@ -45,9 +45,16 @@ pub(super) fn gated_matmul(engine: &mut Engine, op: &GatedMatmul<'_>) -> Done {
 /// Runs a layer on all rows of `x`; `linear(r)` has its outputs from row `r` on.
 fn both<'a>(engine: &mut Engine, x: &Tensor, prompt_rows: usize, linear: impl Fn(usize) -> Linear<'a>) {
     let rest = x.dim(0) - prompt_rows;
+    let plain = linear(0);
+    let ordered = plain.weight.order().or(plain.gate.and_then(|g| g.order())).is_some();
+    // Several layers in a row may have the same inputs: q, k and v. Another's may be what this one writes over.
+    let place = Rows::of(x, 0).place(prompt_rows, x.dim(1));
+    engine.kept = engine.kept.filter(|&kept| Some(kept) == place);
+    // Rows being decoded use the same memory.
+    engine.keeps = !ordered && rest == 0;
     // SAFETY: the op's views are checked, resolved, locked and apart; the rows are those of `x`.
     unsafe {
-        blocks::linear(engine, Kind::Matrix, Rows::of(x, 0), prompt_rows, &linear(0));
+        blocks::linear(engine, Kind::Matrix, Rows::of(x, 0), prompt_rows, &plain);
         blocks::linear(engine, Kind::Row, Rows::of(x, prompt_rows), rest, &linear(prompt_rows));
     }
 }

@@ -63,6 +63,9 @@ pub(crate) unsafe fn matrix(engine: &mut Engine, x: Rows<'_>, rows: usize, linea
     let most = (PACKED / tile.words.max(1)).max(16 * tile.rows);
     let blocks = rows.div_ceil(most);
     let block = rows.div_ceil(blocks).next_multiple_of(tile.rows);
+    let source = (blocks == 1 && engine.keeps).then(|| x.place(rows, k)).flatten();
+    let kept = source.is_some() && engine.kept == source;
+    engine.kept = source;
     let threads = engine.pool.threads();
     let panels = n.div_ceil(tile.cols);
     let width = (panels / (4 * threads)).clamp(1, tile.width);
@@ -72,7 +75,7 @@ pub(crate) unsafe fn matrix(engine: &mut Engine, x: Rows<'_>, rows: usize, linea
         let tiles = m.div_ceil(tile.rows);
         let packed = Shared::new(engine.packed.get(tiles * tile.left));
         let (kernels, exact, pool) = (engine.kernels, engine.exact, &engine.pool);
-        let packs = tiles.min(4 * threads);
+        let packs = if kept { 0 } else { tiles.min(4 * threads) };
         pool.run(packs, |part| {
             let range = super::share(tiles, packs, part);
             kernels.multiply(exact, PackRows { x, first, m, k, tiles: range, packed });

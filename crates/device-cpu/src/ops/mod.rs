@@ -21,9 +21,11 @@ mod row;
 mod row_blocks;
 mod row_columns;
 mod row_e4m3;
+mod row_e4m3_wide;
 mod row_exact;
 mod row_products;
 mod softmax;
+mod weighed;
 
 use std::sync::Arc;
 
@@ -44,6 +46,10 @@ pub(crate) struct Engine {
     pub pool: Pool,
     /// Activations packed for the tile kernels; shared by the threads of a region.
     pub packed: Scratch,
+    /// The rows that lie packed there whole, as long as nothing can have changed them.
+    pub kept: Option<RowsPlace>,
+    /// Whether the op at work may use and leave such.
+    pub keeps: bool,
     /// Partial results that a second region puts together.
     pub partial: Scratch,
     /// Activations in the order of a weight's columns.
@@ -121,6 +127,10 @@ unsafe impl Send for Rows<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Rows<'_> {}
 
+/// Evenly spaced rows: address, distance, number and length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowsPlace([usize; 4]);
+
 impl<'a> Rows<'a> {
     /// The rows of an f32 tensor of rank 2, from row `first` on.
     pub(crate) fn of(t: &Tensor, first: usize) -> Rows<'a> {
@@ -137,6 +147,11 @@ impl<'a> Rows<'a> {
         Rows { index: Some(index), ..self }
     }
 
+    /// Where `rows` rows of `n` elements lie, unless they are picked.
+    pub(crate) fn place(&self, rows: usize, n: usize) -> Option<RowsPlace> {
+        self.index.is_none().then(|| RowsPlace([self.base.addr(), self.stride, rows, n]))
+    }
+
     /// Start of row `i`.
     #[inline(always)]
     pub(crate) fn row(&self, i: usize) -> *mut f32 {
@@ -147,6 +162,10 @@ impl<'a> Rows<'a> {
 
 /// Runs one op.
 pub(crate) fn run(engine: &mut Engine, op: &Op<'_>) -> Done {
+    if !matches!(op, Op::Matmul(_) | Op::GatedMatmul(_)) {
+        engine.kept = None;
+    }
+    engine.keeps = false;
     match op {
         Op::Gather(op) => data::gather(engine, op),
         Op::Copy(op) => data::copy(engine, op),

@@ -10,8 +10,9 @@ use std::sync::OnceLock;
 
 use super::avx512::Avx512;
 use super::avx512_bf16::Avx512Bf16;
+use super::powers::key_at;
 use super::stored::{F32, Stored};
-use super::unit::{Unit, UnitTask};
+use super::unit::{Unit, UnitTask, WeighPanel};
 use super::{KEYS, Simd, TileArgs};
 
 /// Proof that the CPU has AMX with bf16 and that the system lets this process use it.
@@ -86,7 +87,7 @@ impl<T: Tiles> Amx<T> {
 
     /// Runs a loop compiled for these instructions.
     pub(crate) fn run(self, task: impl UnitTask) {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c")]
         fn inner<T: Tiles>(task: impl UnitTask, u: Amx<T>) {
             task.run(u);
         }
@@ -321,6 +322,7 @@ impl<T: Tiles> Unit for Amx<T> {
     const WIDTH: usize = 8;
     const EXP_SCALE: f32 = std::f32::consts::LOG2_E;
     const SLACK: f32 = 32.0;
+    const WEIGHS: bool = true;
 
     #[inline(always)]
     fn simd(self) -> Avx512 {
@@ -356,6 +358,17 @@ impl<T: Tiles> Unit for Amx<T> {
     #[inline(always)]
     fn exp(self, x: __m512) -> __m512 {
         self.vectors.exp2(x)
+    }
+
+    #[inline(always)]
+    fn key_at(i: usize) -> usize {
+        i / 32 * 32 + key_at(i % 32)
+    }
+
+    #[inline(always)]
+    unsafe fn weigh_panel(self, a: WeighPanel<'_>) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.vectors.weigh_panel(a) }
     }
 
     #[inline(always)]

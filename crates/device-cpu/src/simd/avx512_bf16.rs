@@ -5,9 +5,10 @@
 use std::arch::x86_64::*;
 
 use super::avx512::Avx512;
+use super::powers::key_at;
 use super::stored::Stored;
 use super::tile::{Product, tiles};
-use super::unit::{Unit, UnitTask};
+use super::unit::{Unit, UnitTask, WeighPanel};
 use super::{KEYS, Simd, TileArgs};
 
 /// Proof that the CPU has AVX-512 with BF16.
@@ -25,7 +26,9 @@ macro_rules! op {
 impl Avx512Bf16 {
     /// The proof, where there is one.
     pub(crate) fn new() -> Option<Self> {
-        is_x86_feature_detected!("avx512bf16").then(Avx512::new)?.map(Avx512Bf16)
+        // VBMI too, which all but the first CPUs with BF16 have.
+        let found = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi");
+        found.then(Avx512::new)?.map(Avx512Bf16)
     }
 
     /// Whether its products are as fast as its additions, which is a matter of the maker.
@@ -42,7 +45,7 @@ impl Avx512Bf16 {
 
     /// Runs a loop compiled for these instructions.
     pub(crate) fn run(self, task: impl UnitTask) {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c")]
         fn inner(task: impl UnitTask, u: Avx512Bf16) {
             task.run(u);
         }
@@ -104,7 +107,11 @@ impl Avx512Bf16 {
     /// [`Unit::join`].
     #[inline(always)]
     pub(crate) fn join(self, first: __m512, second: __m512) -> __m512 {
-        op!(_mm512_castsi512_ps(self.narrow(first, second)))
+        // Four of the first, four of the second, and so on.
+        op!({
+            let order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+            _mm512_castsi512_ps(_mm512_permutexvar_epi64(order, self.narrow(first, second)))
+        })
     }
 
     /// `2^t` as `2^floor(t)` times a cubic in the rest, off by less than 8e-5 of the value.
@@ -136,6 +143,7 @@ impl Unit for Avx512Bf16 {
     const K_BLOCK: usize = 256;
     const EXP_SCALE: f32 = std::f32::consts::LOG2_E;
     const SLACK: f32 = 32.0;
+    const WEIGHS: bool = true;
 
     #[inline(always)]
     fn simd(self) -> Avx512 {
@@ -161,6 +169,17 @@ impl Unit for Avx512Bf16 {
     #[inline(always)]
     fn exp(self, x: __m512) -> __m512 {
         self.exp2(x)
+    }
+
+    #[inline(always)]
+    fn key_at(i: usize) -> usize {
+        i / 32 * 32 + key_at(i % 32)
+    }
+
+    #[inline(always)]
+    unsafe fn weigh_panel(self, a: WeighPanel<'_>) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { Avx512Bf16::weigh_panel(self, a) }
     }
 
     #[inline(always)]

@@ -29,6 +29,8 @@ pub(crate) mod avx512_bf16;
 pub(crate) mod neon;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon_bf16;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod powers;
 
 /// Keys in one step of a decoded row's attention, and rows of a DeltaNet chunk.
 pub(crate) const BLOCK: usize = 64;

@@ -37,6 +37,8 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     /// How far a score, multiplied by it, may lie above what weights are relative to: where weights have few bits
     /// there is no need to follow the largest score closely.
     const SLACK: f32 = 0.0;
+    /// Whether [`Unit::weigh_panel`] is there.
+    const WEIGHS: bool = false;
 
     /// The vectors.
     fn simd(self) -> Self::S;
@@ -52,12 +54,26 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     unsafe fn words<T: Stored>(self, p: *const u8, n: usize) -> <Self::S as Simd>::V;
     /// Words of which the earlier half is from `even` and the later from `odd`. Only where a word is two.
     fn pair(self, even: <Self::S as Simd>::V, odd: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
-    /// Words of the elements of `first`, then of `second`. Only where a word is two.
+    /// Words of the elements of `first`, then of `second`, in the order of [`Unit::key_at`]. Only where a word is two.
     fn join(self, first: <Self::S as Simd>::V, second: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
     /// `e^(x / EXP_SCALE)` to the precision of the unit's elements.
     #[inline(always)]
     fn exp(self, x: <Self::S as Simd>::V) -> <Self::S as Simd>::V {
         math::exp(self.simd(), x)
+    }
+
+    /// Turns a panel of scores into words of weights, and says whether any passed the limit. Keys come in the order of
+    /// [`Unit::key_at`].
+    ///
+    /// # Safety
+    /// What `a` names is readable and writable for its rows.
+    unsafe fn weigh_panel(self, _: WeighPanel<'_>) -> bool {
+        unreachable!("only where WEIGHS says so")
+    }
+    /// The key of a block that element `i` of a row of weights belongs to.
+    #[inline(always)]
+    fn key_at(i: usize) -> usize {
+        i
     }
 
     /// `c` and the products of words.
@@ -89,6 +105,37 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     /// # Safety
     /// As [`Unit::tile_packed`].
     unsafe fn tile_rows(self, a: TileArgs);
+}
+
+/// Parts of a power of two that [`Unit::weigh_panel`] rounds scores to.
+pub(crate) const PARTS: f32 = 128.0;
+
+/// The word of weight 1 there, as a number.
+pub(crate) const ONE: f32 = 127.0 * PARTS;
+
+/// Scores of up to a tile's rows and one panel's keys; [`PARTS`] times a score lies within 2^30, else its weight is zero.
+#[derive(Clone, Copy)]
+pub(crate) struct WeighPanel<'a> {
+    /// `[rows, COLS]`, `lds` from row to row: logarithms to base 2.
+    pub scores: *const f32,
+    /// See `scores`.
+    pub lds: usize,
+    /// How many.
+    pub rows: usize,
+    /// What is added to [`PARTS`] times the score, one a row: [`ONE`] less as many times what weights are relative to.
+    pub starts: *const f32,
+    /// How many keys of the block a row sees, where not all see the whole panel.
+    pub seen: Option<&'a [usize]>,
+    /// The panel's first key in the block.
+    pub first: usize,
+    /// The largest word that is right.
+    pub limit: u16,
+    /// A vector a row that the weights are added to.
+    pub sums: *mut f32,
+    /// Words of weights, `ldw` from row to row.
+    pub weights: *mut f32,
+    /// See `weights`.
+    pub ldw: usize,
 }
 
 /// A loop that is compiled once a unit.

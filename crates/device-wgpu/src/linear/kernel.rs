@@ -130,7 +130,12 @@ impl Variant {
                 let (fours, eights) = (rows * depth / 4, outputs * depth / 8);
                 names.extend([("MI", m), ("NI", n), ("STEPS", depth / side), ("VECTORS", vectors.into())]);
                 names.extend([("EACH_X", fours / threads), ("EACH_W", eights / threads)]);
-                names.extend([("SIDE", side), ("EACH", each), ("WHOLE", self.whole.into())]);
+                names.extend([
+                    ("SIDE", side),
+                    ("EACH", each),
+                    ("LEFT", side * side / 32),
+                    ("WHOLE", self.whole.into()),
+                ]);
                 let sides = [("MI", m), ("NI", n), ("SIDE", side), ("EACH", each), ("ACROSS", across), ("BK", depth)];
                 (sides.to_vec(), text!("matrix"))
             }

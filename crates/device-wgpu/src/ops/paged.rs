@@ -120,9 +120,11 @@ fn prompt(plan: &mut Plan<'_>, op: &PagedAttention<'_>) -> Done {
         out_row,
         out_head,
     ];
+    let fours = |c: &Cached| c.at.at.is_multiple_of(8) && c.form == Form::Stored(DType::F16);
+    let halves = tiles.has_vectors() && n.is_multiple_of(4) && fours(&k) && fours(&v);
     let tables = plan.tables();
     tiles
-        .kernel(plan, [&PROMPT, &PROMPT_SHUFFLED, &PROMPT_MATRIX], n)
+        .kernel(plan, [&PROMPT, &PROMPT_SHUFFLED, &PROMPT_MATRIX], n, halves)
         .set("PAGE", word(op.page_len)?)
         .set("QUANTISED", k.quantised)
         .set("SIZE", k.size)
@@ -130,8 +132,8 @@ fn prompt(plan: &mut Plan<'_>, op: &PagedAttention<'_>) -> Done {
         .read("tables", Form::U32, &tables)
         .read("pages", Form::I32, &pages.window)
         .read("q", Form::F32, &q.window)
-        .read("k_cache", k.form, &k.at.window)
-        .read("v_cache", v.form, &v.at.window)
+        .read("k_cache", if halves { Form::Half4 } else { k.form }, &k.at.window)
+        .read("v_cache", if halves { Form::Half4 } else { v.form }, &v.at.window)
         .write("out", Form::F32, &out.window)
         .grid(&words, [count, word(heads / tiles.heads)?, 1])
 }
@@ -195,6 +197,7 @@ fn decode_rows(plan: &mut Plan<'_>, op: &PagedAttention<'_>, pages: &At, rows: &
         .set("QUANTISED", k.quantised)
         .set("SIZE", k.size)
         .set("ALIGNED", aligned(&k, &v, n))
+        .set("HALVES", 0)
         .set("STEPS", fours.div_ceil(4))
         .set("SHARES", (1 << (256 / fours).ilog2()).min(SPLIT as u32))
         .read("tables", Form::U32, &tables)

@@ -30,7 +30,9 @@ var<workgroup> sums: array<vec4<f32>, SHARES * FOURS>;
 // Elements `4 i` to `4 i + 3` of a head, zeros past its last.
 fn query_part(at: u32, i: u32) -> vec4<f32> {
     var x = vec4(0.0);
-    for (var j = 0u; j < min(4u, N - 4u * i); j++) { x[j] = q[at + 4u * i + j]; }
+//#each c 4
+    if 4u * i + {c}u < N { x[{c}] = q[at + 4u * i + {c}u]; }
+//#end
     return x;
 }
 fn key_part(place: u32, i: u32) -> vec4<f32> {

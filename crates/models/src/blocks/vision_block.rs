@@ -37,9 +37,12 @@ pub(crate) struct BlockWeights {
 pub(crate) struct BlockScratch<'a> {
     /// The residual stream, `[n, hidden]`.
     pub x: View<'a>,
-    /// `[n, hidden]`; holds the attention's output once q, k and v are made.
+    /// What attention gives, `[n, hidden]`.
+    pub mixed: View<'a>,
+    /// Rows that are normalised together: `[some, hidden]`, not less than a tile. The same memory as `mixed` where it
+    /// has all rows, which are used up by then.
     pub normed: View<'a>,
-    /// `[n, hidden]` each.
+    /// Of some heads, `[n, heads * head_dim]` each.
     pub qkv: [View<'a>; 3],
     /// `[tile, intermediate]`.
     pub inner: View<'a>,
@@ -65,30 +68,38 @@ fn norm<'a>(pass: &mut Pass<'a>, w: &'a NormWeights, eps: f32, x: View<'a>, out:
 }
 
 pub(crate) fn encode_block<'a>(pass: &mut Pass<'a>, w: &'a BlockWeights, s: &BlockScratch<'a>, shape: &BlockShape<'a>) {
-    let (n, hidden) = (s.x.dim(0), s.x.dim(1));
-    norm(pass, &w.norm1, shape.eps, s.x, s.normed);
-    for (i, out) in s.qkv.into_iter().enumerate() {
-        let third = i * hidden..(i + 1) * hidden;
-        let bias = Some(w.qkv.bias.view().rows(third.clone()));
-        pass.matmul(Matmul { bias, ..Matmul::new(s.normed, w.qkv.weight.view().rows(third), out) });
+    let (n, hidden, width) = (s.x.dim(0), s.x.dim(1), s.qkv[0].dim(1));
+    // Some heads after the other: q, k and v of all are three times the picture.
+    for first in (0..hidden).step_by(width) {
+        for start in (0..n).step_by(s.normed.dim(0)) {
+            let rows = start..n.min(start + s.normed.dim(0));
+            let normed = s.normed.rows(0..rows.len());
+            norm(pass, &w.norm1, shape.eps, s.x.rows(rows.clone()), normed);
+            for (i, out) in s.qkv.into_iter().enumerate() {
+                let part = i * hidden + first..i * hidden + first + width;
+                let bias = Some(w.qkv.bias.view().rows(part.clone()));
+                let weight = w.qkv.weight.view().rows(part);
+                pass.matmul(Matmul { bias, ..Matmul::new(normed, weight, out.rows(rows.clone())) });
+            }
+        }
+        let [q, k, v] = s.qkv.map(|x| x.split_last(shape.head_dim)); // [n, heads, head_dim]
+        let turned = if active(Mutant::VisionRopeOnV) { &[q, k, v][..] } else { &[q, k][..] };
+        for &x in turned {
+            pass.rope(Rope { x, cos: s.cos, sin: s.sin });
+        }
+        let out = s.mixed.narrow(1, first..first + width).split_last(shape.head_dim);
+        let scale = (shape.head_dim as f32).powf(-0.5);
+        pass.attention(Attention { q, k, v, cu_seqlens: shape.cu_seqlens, scale, out });
     }
-    let [q, k, v] = s.qkv.map(|x| x.split_last(shape.head_dim)); // [n, heads, head_dim]
-    let turned = if active(Mutant::VisionRopeOnV) { &[q, k, v][..] } else { &[q, k][..] };
-    for &x in turned {
-        pass.rope(Rope { x, cos: s.cos, sin: s.sin });
-    }
-    let out = s.normed.split_last(shape.head_dim);
-    let scale = (shape.head_dim as f32).powf(-0.5);
-    pass.attention(Attention { q, k, v, cu_seqlens: shape.cu_seqlens, scale, out });
-    affine(pass, &w.proj, s.normed, None, Some(s.x), s.x);
+    affine(pass, &w.proj, s.mixed, None, Some(s.x), s.x);
     pass.tap("block_mid", None, s.x);
 
-    norm(pass, &w.norm2, shape.eps, s.x, s.normed);
     let gelu = if active(Mutant::VisionGeluErf) { Activation::GeluErf } else { Activation::GeluTanh };
     for start in (0..n).step_by(shape.tile_rows.max(1)) {
         let rows = start..n.min(start + shape.tile_rows);
-        let (inner, x) = (s.inner.rows(0..rows.len()), s.x.rows(rows.clone()));
-        affine(pass, &w.fc1, s.normed.rows(rows), Some(gelu), None, inner);
+        let (normed, inner, x) = (s.normed.rows(0..rows.len()), s.inner.rows(0..rows.len()), s.x.rows(rows));
+        norm(pass, &w.norm2, shape.eps, x, normed);
+        affine(pass, &w.fc1, normed, Some(gelu), None, inner);
         affine(pass, &w.fc2, inner, None, Some(x), x);
     }
 }
@@ -118,7 +129,7 @@ pub(crate) struct MergerWeights {
 /// Scratch of a merger over `n` patches.
 #[derive(Clone, Copy)]
 pub(crate) struct MergerScratch<'a> {
-    /// `[n, hidden]`.
+    /// The patches of a tile, `[merge * tile, hidden]` or more.
     pub normed: View<'a>,
     /// `[tile, merge * hidden]`.
     pub inner: View<'a>,
@@ -134,25 +145,28 @@ pub(crate) fn merge<'a>(
     out: View<'a>,
 ) {
     let (hidden, wide, tokens) = (x.dim(1), w.fc1.weight.shape().dims()[1], out.dim(0));
-    if !w.postshuffle_norm {
-        norm(pass, &w.norm, eps, x, s.normed);
-    } else if active(Mutant::DeepstackNormBeforeShuffle) {
-        for at in (0..wide).step_by(hidden) {
-            let part = |v: View<'a>| v.reshape([tokens, wide]).narrow(1, at..at + hidden);
-            let weight = w.norm.weight.view().rows(at..at + hidden);
-            let bias = w.norm.bias.view().rows(at..at + hidden);
-            pass.layer_norm(LayerNorm { x: part(x), weight, bias, eps, out: part(s.normed) });
-        }
-    } else {
-        norm(pass, &w.norm, eps, x.reshape([tokens, wide]), s.normed.reshape([tokens, wide]));
-    }
-    let normed = s.normed.reshape([tokens, wide]);
     let gelu = if active(Mutant::MergerGeluTanh) { Activation::GeluTanh } else { Activation::GeluErf };
-    let tile = s.inner.dim(0).max(1);
+    let (tile, merge) = (s.inner.dim(0).max(1), wide / hidden);
     for start in (0..tokens).step_by(tile) {
         let rows = start..tokens.min(start + tile);
+        let patches = x.rows(merge * rows.start..merge * rows.end);
+        let normed = s.normed.rows(0..merge * rows.len());
+        let inputs = normed.reshape([rows.len(), wide]);
+        if !w.postshuffle_norm {
+            norm(pass, &w.norm, eps, patches, normed);
+        } else if active(Mutant::DeepstackNormBeforeShuffle) {
+            for at in (0..wide).step_by(hidden) {
+                let part = |v: View<'a>| v.narrow(1, at..at + hidden);
+                let weight = w.norm.weight.view().rows(at..at + hidden);
+                let bias = w.norm.bias.view().rows(at..at + hidden);
+                let x = part(patches.reshape([rows.len(), wide]));
+                pass.layer_norm(LayerNorm { x, weight, bias, eps, out: part(inputs) });
+            }
+        } else {
+            norm(pass, &w.norm, eps, patches.reshape([rows.len(), wide]), inputs);
+        }
         let inner = s.inner.rows(0..rows.len());
-        affine(pass, &w.fc1, normed.rows(rows.clone()), Some(gelu), None, inner);
+        affine(pass, &w.fc1, inputs, Some(gelu), None, inner);
         affine(pass, &w.fc2, inner, None, None, out.rows(rows));
     }
 }

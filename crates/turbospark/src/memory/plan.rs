@@ -291,7 +291,8 @@ impl Demand {
         let (sizes, c) = (&self.sizes, &self.config);
         let &Demand { rows, sequences, threads, .. } = self;
         let rows = rows.min(context);
-        let pass = Pass { rows, sequences, context, threads };
+        let on_adapter = self.kind != MemoryKind::Host;
+        let pass = Pass { rows, sequences, context, threads, on_adapter };
         let sum = |list: &[usize]| list.iter().map(|&n| n as u64).sum::<u64>();
         let streamed: u64 = residency.layers.iter().map(|&i| sizes.layers[i] as u64).sum();
         let resident = sum(&sizes.layers) - streamed;

@@ -25,6 +25,8 @@ pub(super) struct Pass {
     /// Tokens that a sequence may have.
     pub context: usize,
     pub threads: usize,
+    /// Whether a graphics adapter runs the kernels.
+    pub on_adapter: bool,
 }
 
 /// Scratch of the trunk, and the logits of all sequences where they are made, read and sampled.
@@ -39,7 +41,13 @@ pub(super) fn kernel_bytes(c: &Config, pass: Pass, patches: usize) -> u64 {
     let text = &c.text;
     // Attention packs the keys and values of one head at least, whatever its length.
     let head = |rows: usize, width: usize| 2 * 4 * (rows * width.next_multiple_of(16)) as u64;
-    let vision = c.vision.as_ref().map_or(0, |v| head(patches, v.head_dim()));
+    let vision = c.vision.as_ref().map_or(0, |v| match pass.on_adapter {
+        // Matrix units take those of all heads in f16.
+        true => head(patches, v.head_dim()) / 2 * v.num_heads as u64,
+        false => head(patches, v.head_dim()),
+    });
+    // An adapter norms the rows of a delta rule before it begins.
+    let normed = text.delta.as_ref().filter(|_| pass.on_adapter).map_or(0, |d| 2 * 4 * pass.rows * d.key_dim());
     let packed = PACKED.max(head(pass.context, text.head_dim)).max(vision);
     let splits = pass.context.div_ceil(64) * pass.sequences;
     let attention = 4 * splits * text.num_attention_heads * (text.head_dim + 16);
@@ -48,11 +56,11 @@ pub(super) fn kernel_bytes(c: &Config, pass: Pass, patches: usize) -> u64 {
         let decoded = pass.sequences * (m.moe_intermediate_size + m.num_experts_per_tok * text.hidden_size);
         4 * decoded.max(pass.rows * m.moe_intermediate_size)
     });
-    packed + (attention.max(experts)) as u64 + pass.threads as u64 * THREAD + SLACK
+    packed.max(normed as u64) + (attention.max(experts)) as u64 + pass.threads as u64 * THREAD + SLACK
 }
 
-/// What images of `patches` together take: sized, as floats, in the tower, and as rows of the trunk for each of
-/// `sequences`, on a device that takes so many `rows` at a time; of that, decoding one file may take [`decode_bytes`].
+/// What images of `patches` together take: sized, in the tower, and as rows of the trunk for each of `sequences`, on a
+/// device that takes so many `rows` at a time; of that, decoding one file may take [`decode_bytes`].
 pub(super) fn image_bytes(v: Option<&VisionConfig>, patches: usize, sequences: usize, rows: usize) -> u64 {
     let Some(v) = v else { return 0 };
     // The tower's own output is the rows of one sequence.
@@ -86,7 +94,8 @@ pub(super) fn decode_bytes(v: Option<&VisionConfig>, patches: usize, rows: usize
 const LEAST_DECODE: u64 = (2 << 20) * DECODED;
 
 fn tower_bytes(v: &VisionConfig, patches: usize, rows: usize) -> u64 {
-    VisionTower::work_bytes(v, patches, rows) as u64 + (patches * v.patch_dim()) as u64 * FLOAT
+    // Patches are made a tile at a time.
+    VisionTower::work_bytes(v, patches, rows) as u64 + (patches.min(rows) * v.patch_dim()) as u64 * FLOAT
 }
 
 /// Three samples of a byte for each pixel of an image.

@@ -5,7 +5,7 @@ use turbospark_device::Device;
 use turbospark_models::config::Config;
 use turbospark_models::probe::{Tapped, Taps};
 use turbospark_models::{
-    Cache, CacheShape, ImageRows, KvFormat, Model, Row, Scratch, Sequence, Source, VisionInput, VisionTower,
+    Cache, CacheShape, ImageRows, KvFormat, Model, Patches, Row, Scratch, Sequence, Source, VisionInput, VisionTower,
 };
 use turbospark_vision::Grid;
 use turbospark_weights::{Folder, Sidecar};
@@ -97,7 +97,7 @@ impl<'a> Family<'a> {
             let (patches, after) = rest
                 .split_at_checked(g.patches() * dim)
                 .ok_or_else(|| case.broken("there are fewer patches than the grids have"))?;
-            inputs.push(VisionInput { grid_thw: [g.t, g.h, g.w], patches });
+            inputs.push(VisionInput { grid_thw: [g.t, g.h, g.w], patches: Patches::Whole(patches) });
             rest = after;
         }
         let mut scratch = std::mem::take(&mut self.scratch);

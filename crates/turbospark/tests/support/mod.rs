@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use turbospark_device::{Device, Snapshot};
 use turbospark_models::config::Config;
-use turbospark_models::{Cache, CacheShape, ImageRows, Model, Row, Scratch, Sequence, Source, VisionInput};
+use turbospark_models::{Cache, CacheShape, ImageRows, Model, Patches, Row, Scratch, Sequence, Source, VisionInput};
 use turbospark_tensor::DType;
 use turbospark_testkit::{Random, fixtures};
 use turbospark_vision::{Grid, Modality, rope_index};
@@ -78,7 +78,7 @@ impl Layout {
         self.grids
             .iter()
             .zip(&self.patches)
-            .map(|(g, patches)| VisionInput { grid_thw: [g.t, g.h, g.w], patches })
+            .map(|(g, patches)| VisionInput { grid_thw: [g.t, g.h, g.w], patches: Patches::Whole(patches) })
             .collect()
     }
 

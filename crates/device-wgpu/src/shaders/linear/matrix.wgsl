@@ -195,31 +195,42 @@ fn main(
         }
 //#end
     }
-    // Squares go through workgroup memory, since which lane holds what is the driver's secret.
+    // Squares go through workgroup memory, since which lane holds what is the driver's secret. What is added is asked for
+    // before, and without a condition.
     let own = subgroup * EACH * SIDE * SIDE;
 //#each i MI
 //#each j NI
-    workgroupBarrier();
-//#each o EACH
-    coopStoreT(c_{o}_{i}_{j}, &stage[own + {o}u * SIDE * SIDE], SIDE);
-//#end
-    workgroupBarrier();
-    for (var e = lane; e < SIDE * SIDE; e += 32u) {
-        let row = first + m0 + {i}u * SIDE + e / SIDE;
-        let o = first_o + n0 + {j}u * SIDE + e % SIDE;
-        if row < rows && o < p.n {
+    {
+        let o = first_o + n0 + {j}u * SIDE + lane % SIDE;
+        let column = min(o, p.n - 1u);
+        let bias = bias_of(column);
+//#each e LEFT
+        let at_{e} = first + m0 + {i}u * SIDE + (lane + {e}u * 32u) / SIDE;
+        let real_{e} = min(at_{e}, max(rows, 1u) - 1u);
 //#if ROUTED
-            let to = list[slots + row];
+        let to_{e} = list[slots + real_{e}];
 //#else
-            let to = row;
+        let to_{e} = real_{e};
 //#end
-            let s = unscale[to / p.top];
+        let scale_{e} = unscale[to_{e} / p.top];
+        let rest_{e} = rest_of(to_{e}, column);
+//#end
+        workgroupBarrier();
+//#each o EACH
+        coopStoreT(c_{o}_{i}_{j}, &stage[own + {o}u * SIDE * SIDE], SIDE);
+//#end
+        workgroupBarrier();
+//#each e LEFT
+        if at_{e} < rows && o < p.n {
+            let place = own + lane + {e}u * 32u;
 //#if GATED
-            finish(to, o, stage[own + e] * s, stage[own + SIDE * SIDE + e] * s);
+            let up = stage[place + SIDE * SIDE] * scale_{e};
 //#else
-            finish(to, o, stage[own + e] * s, 0.0);
+            let up = 0.0;
 //#end
+            finish_with(to_{e}, o, stage[place] * scale_{e}, up, bias, rest_{e});
         }
+//#end
     }
 //#end
 //#end

@@ -1,0 +1,241 @@
+//! Attention on units that weigh a panel of keys at a time: while the vectors weigh one panel, the tiles multiply the next.
+//!
+//! A query's weights are relative to a power of two's exponent that its first block decides, and a later one moves only
+//! where a score would pass the limit: a tile first tries what it has, and where some row's is too low it does the block
+//! again, moving that row's alone. So a query's bits depend on its own keys.
+
+use std::ops::Range;
+
+use super::attention::{Attend, Work, key_words, row_words, value_words};
+use crate::simd::unit::{ONE, PARTS, Unit, WeighPanel, tile_long, words};
+use crate::simd::{KEYS, Simd, TileArgs};
+
+/// Bound of a score, squared, up to which it is weighed in whole numbers.
+const SMALL: f32 = (1u64 << 40) as f32;
+
+/// Rows of the largest tile.
+const MOST: usize = 32;
+
+/// One row tile and one block of keys.
+struct Tile<'a> {
+    rows: Range<usize>,
+    /// Panels that any row sees.
+    panels: usize,
+    /// Keys of the block that each row sees.
+    seen: &'a [usize],
+    /// How to multiply queries by the first panel.
+    scores: TileArgs,
+}
+
+impl Attend {
+    /// Whether no score of a row tile can be too large for whole numbers, nor be infinite or NaN.
+    #[inline(always)]
+    pub(super) fn small<U: Unit>(&self, _: U, w: &Work, keys: *const f32, first: usize, n: usize) -> bool {
+        let at = key_words::<U>(n) + value_words::<U>(n);
+        // SAFETY: a packed block ends with its squares, and each tile has its own.
+        let product = unsafe { *keys.add(at) * *w.squares.add(first / U::ROWS) };
+        product <= SMALL
+    }
+
+    /// [`Attend::tile`] in panels.
+    ///
+    /// # Safety
+    /// As there; the tile's numbers are small.
+    #[inline(always)]
+    pub(super) unsafe fn weigh_tile<U: Unit>(
+        &self,
+        u: U,
+        w: &Work,
+        keys: *const f32,
+        start: usize,
+        rows: Range<usize>,
+        n: usize,
+    ) {
+        let (s, lanes) = (u.simd(), U::S::LANES);
+        let mut seen = [0; MOST];
+        for (seen, i) in seen.iter_mut().zip(rows.clone()) {
+            *seen = self.queries.visible(self.range.start + i).saturating_sub(start).min(KEYS);
+        }
+        let height = rows.len();
+        let panels = seen[height - 1].div_ceil(U::COLS);
+        let words = words::<U>(n);
+        let scores = TileArgs {
+            rows: height,
+            k: words,
+            x: w.q.wrapping_add(rows.start / U::ROWS * U::LEFT * words),
+            w: keys,
+            ldw: U::COLS,
+            c: w.scores,
+            ldc: KEYS,
+            add: false,
+        };
+        let tile = Tile { rows: rows.clone(), panels, seen: &seen[..height], scores };
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !tile.tries(u, w) {
+                tile.follows(u, w);
+            }
+            for (i, query) in rows.clone().enumerate() {
+                let total = w.total.add(query * lanes);
+                s.store(total, s.add(s.load(total), s.load(w.block.add(i * lanes))));
+            }
+            for first in (0..w.width).step_by(U::COLS) {
+                u.tile_rows(TileArgs {
+                    k: panels * U::COLS / U::PER_WORD,
+                    x: w.weights,
+                    w: keys.add(key_words::<U>(n) + first * row_words::<U>()),
+                    c: w.out.add(rows.start * w.width + first),
+                    ldc: w.width,
+                    add: true,
+                    ..scores
+                });
+            }
+        }
+    }
+}
+
+impl Tile<'_> {
+    /// Weighs relative to what was so before; false where that is too low for some row, or not known yet.
+    ///
+    /// # Safety
+    /// As [`Attend::weigh_tile`].
+    #[inline(always)]
+    unsafe fn tries<U: Unit>(&self, u: U, w: &Work) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let unknown = |(i, query): (usize, usize)| self.seen[i] > 0 && *w.top.add(query) == f32::NEG_INFINITY;
+            if self.rows.clone().enumerate().any(unknown) {
+                return false;
+            }
+            self.begin(u, w);
+            let mut above = false;
+            // Two panels' scores lie side by side.
+            let place = |p: usize| w.scores.wrapping_add(p % 2 * U::COLS);
+            self.multiply(u, 0, place(0));
+            for p in 0..self.panels {
+                if p + 1 < self.panels {
+                    self.multiply(u, p + 1, place(p + 1));
+                }
+                above |= self.weigh(u, w, p, place(p));
+            }
+            !above
+        }
+    }
+
+    /// Takes all scores first, and follows the largest of each row where it must.
+    ///
+    /// # Safety
+    /// As [`Attend::weigh_tile`].
+    #[inline(always)]
+    unsafe fn follows<U: Unit>(&self, u: U, w: &Work) {
+        let (s, lanes) = (u.simd(), U::S::LANES);
+        // SAFETY: the caller's promise.
+        unsafe {
+            for p in 0..self.panels {
+                self.multiply(u, p, w.scores.add(p * U::COLS));
+            }
+            for (i, query) in self.rows.clone().enumerate() {
+                if self.seen[i] == 0 {
+                    continue;
+                }
+                let (top, largest) = (w.top.add(query), largest(s, w.scores.add(i * KEYS), self.seen[i]));
+                // The very numbers that a panel's words are made of, so that this row moves in any company.
+                let word = largest.mul_add(PARTS, start(*top)).round_ties_even();
+                if word > limit::<U>() as f32 {
+                    let mut factor = [0f32; 16];
+                    s.store(factor.as_mut_ptr(), u.exp(s.splat(*top - largest)));
+                    *top = largest;
+                    let (out, total) = (w.out.add(query * w.width), w.total.add(query * lanes));
+                    let factor = s.splat(factor[0]);
+                    s.store(total, s.mul(s.load(total), factor));
+                    for j in (0..w.width).step_by(lanes) {
+                        s.store(out.add(j), s.mul(s.load(out.add(j)), factor));
+                    }
+                }
+            }
+            self.begin(u, w);
+            for p in 0..self.panels {
+                self.weigh(u, w, p, w.scores.add(p * U::COLS));
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Attend::weigh_tile`].
+    #[inline(always)]
+    unsafe fn begin<U: Unit>(&self, u: U, w: &Work) {
+        let starts = w.block.wrapping_add(U::ROWS * U::S::LANES);
+        // SAFETY: the caller's promise.
+        unsafe {
+            for (i, query) in self.rows.clone().enumerate() {
+                u.simd().store(w.block.add(i * U::S::LANES), u.simd().splat(0.0));
+                *starts.add(i) = start(*w.top.add(query));
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Attend::weigh_tile`]; `to` has room for a panel of scores.
+    #[inline(always)]
+    unsafe fn multiply<U: Unit>(&self, u: U, panel: usize, to: *mut f32) {
+        let keys = self.scores.w.wrapping_add(panel * U::COLS * self.scores.k);
+        // SAFETY: the caller's promise.
+        unsafe { tile_long(u, TileArgs { w: keys, c: to, ..self.scores }) }
+    }
+
+    /// # Safety
+    /// As [`Tile::multiply`].
+    #[inline(always)]
+    unsafe fn weigh<U: Unit>(&self, u: U, w: &Work, panel: usize, scores: *const f32) -> bool {
+        let first = panel * U::COLS;
+        let panel = WeighPanel {
+            scores,
+            lds: KEYS,
+            rows: self.rows.len(),
+            starts: w.block.wrapping_add(U::ROWS * U::S::LANES),
+            seen: (self.seen[0] < first + U::COLS).then_some(self.seen),
+            first,
+            limit: limit::<U>(),
+            sums: w.block,
+            weights: w.weights.wrapping_add(first / U::PER_WORD),
+            ldw: row_words::<U>(),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { u.weigh_panel(panel) }
+    }
+}
+
+/// What a word is made from where weights are relative to `2^top`.
+#[inline(always)]
+fn start(top: f32) -> f32 {
+    ONE - PARTS * top
+}
+
+/// The largest word of a weight.
+#[inline(always)]
+fn limit<U: Unit>() -> u16 {
+    (ONE + PARTS * U::SLACK) as u16
+}
+
+/// The largest of the first `some` scores of a row of [`KEYS`].
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+unsafe fn largest<S: Simd>(s: S, scores: *const f32, some: usize) -> f32 {
+    let mut largest = s.splat(f32::NEG_INFINITY);
+    let mut j = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while j + S::LANES <= some {
+            largest = s.max(largest, s.load(scores.add(j)));
+            j += S::LANES;
+        }
+        let mut top = s.largest(largest);
+        while j < some {
+            top = top.max(*scores.add(j));
+            j += 1;
+        }
+        top
+    }
+}
