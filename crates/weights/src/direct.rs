@@ -75,11 +75,12 @@ pub enum Pace {
 /// # Panics
 /// As there.
 pub fn read_together(reads: Vec<DirectRead<'_>>, pace: Pace, stop: &(dyn Fn() -> bool + Sync)) -> Result<u64> {
+    let all: usize = reads.iter().map(|read| read.needed).sum();
     let (size, depth) = match pace {
-        Pace::Full => (CHUNK, DEPTH),
+        // What is less than so many pieces is cut evenly: the last of it would be read alone.
+        Pace::Full => ((all / DEPTH).next_multiple_of(DirectFile::ALIGN).clamp(ALONE, CHUNK), DEPTH),
         Pace::Calm => (CALM_CHUNK, CALM_DEPTH),
     };
-    let all: usize = reads.iter().map(|read| read.needed).sum();
     let chunks = reads.into_iter().flat_map(|DirectRead { file, offset, needed, out }| {
         let chunk = move |(i, out)| {
             let before = i * size;
