@@ -109,7 +109,11 @@ fn vocabularies_that_contradict_themselves_are_refused_by_key() {
     let long = "x".repeat(300);
     let cases: Vec<(&str, GgufWriter, &[&str])> = vec![
         ("no tokenizer", GgufWriter::new(), &["tokenizer.ggml.tokens", "missing"]),
-        ("no types", GgufWriter::new().texts("tokenizer.ggml.tokens", &["a"]), &["token_type", "missing"]),
+        (
+            "no types",
+            GgufWriter::new().texts("tokenizer.ggml.tokens", &["a"]),
+            &["token_type", "missing", "convert the model again"],
+        ),
         ("tokens of numbers", GgufWriter::new().i32s("tokenizer.ggml.tokens", &[1]), &["tokens", "array of 1 i32"]),
         (
             "no model",

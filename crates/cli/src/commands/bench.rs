@@ -19,7 +19,7 @@ use crate::{console, model};
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct BenchArgs {
-    /// Folder of a checkpoint, or a pulled model such as org/name; without it and without --shape the embedded model
+    /// Folder of a checkpoint, a .gguf file, or a pulled model such as org/name; without it and without --shape the embedded model
     #[arg(value_name = "MODEL", conflicts_with = "shape")]
     path: Option<PathBuf>,
     /// The same as MODEL

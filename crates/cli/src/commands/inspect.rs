@@ -17,7 +17,7 @@ use crate::{console, model};
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct InspectArgs {
-    /// Folder of a checkpoint, or a pulled model such as org/name; without it the embedded model
+    /// Folder of a checkpoint, a .gguf file, or a pulled model such as org/name; without it the embedded model
     #[arg(value_name = "MODEL")]
     path: Option<PathBuf>,
     /// The same as MODEL

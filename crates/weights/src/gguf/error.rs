@@ -102,3 +102,10 @@ pub enum SplitError {
         expected: u64,
     },
 }
+
+impl MetadataError {
+    /// A key that is not there, and what to do about it.
+    pub(super) fn absent(expected: &str) -> Self {
+        MetadataError::Wrong { is: "missing".to_owned(), expected: expected.to_owned() }
+    }
+}

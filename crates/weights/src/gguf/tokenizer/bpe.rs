@@ -6,7 +6,10 @@ use super::{Model, TokenizerFile, Vocabulary, keys, post_processor, pre::Pre};
 use crate::{MetadataError, Result, error::shorten, gguf::Metadata};
 
 pub(super) fn file<'a>(metadata: &'a Metadata, vocabulary: &Vocabulary<'a>) -> Result<TokenizerFile<'a>> {
-    let name = metadata.text(keys::PRE)?.ok_or_else(|| metadata.missing(keys::PRE))?;
+    let name = metadata.text(keys::PRE)?.ok_or_else(|| {
+        let expected = "the name of the pre-tokenizer; convert the model again with a current converter";
+        metadata.refuse(keys::PRE, MetadataError::absent(expected))
+    })?;
     let pre = Pre::of(name).ok_or_else(|| {
         let is = format!("string {:?}", shorten(name));
         let expected = format!("a pre-tokenizer that is supported: {}", Pre::known());

@@ -67,7 +67,10 @@ struct Vocabulary<'a> {
 impl<'a> Vocabulary<'a> {
     fn read(metadata: &'a Metadata) -> Result<Self> {
         let tokens = tokens(metadata)?;
-        let numbers = metadata.counts(keys::TOKEN_TYPE)?.ok_or_else(|| metadata.missing(keys::TOKEN_TYPE))?;
+        let numbers = metadata.counts(keys::TOKEN_TYPE)?.ok_or_else(|| {
+            let expected = "what tells control tokens from text; convert the model again with a current converter";
+            metadata.refuse(keys::TOKEN_TYPE, MetadataError::absent(expected))
+        })?;
         same_length(metadata, keys::TOKEN_TYPE, numbers.len(), tokens.len())?;
         let refuse = |key, index, problem| metadata.refuse(key, MetadataError::Element { index, problem });
         let mut kinds = Vec::with_capacity(tokens.len());
