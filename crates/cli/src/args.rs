@@ -107,6 +107,10 @@ pub struct DeviceArgs {
     /// the same to the bit [default: what the system and the program's memory group have free]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     memory: Option<u64>,
+    /// The most that may be used of a graphics adapter's own memory, which --memory doesn't count
+    /// [default: what it has, less a reserve]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    adapter_memory: Option<u64>,
     /// Where weights live: auto, mapped, loaded or streamed
     #[arg(long, value_name = "WHERE", default_value = "auto", hide_default_value = true,
           value_parser = str::parse::<ResidencyChoice>)]
@@ -124,6 +128,7 @@ impl DeviceArgs {
             quant: self.quant,
             kv: self.kv,
             memory: self.memory,
+            adapter_memory: self.adapter_memory,
             residency: self.residency,
             ..LoadOptions::default()
         }

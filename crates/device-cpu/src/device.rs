@@ -2,8 +2,9 @@ use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
-use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Precision, Recorded, View};
+use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, OpTime, OpTimes, Precision, Recorded, View};
 
 use crate::isa::{Isa, Kernels};
 use crate::limits;
@@ -93,6 +94,7 @@ impl CpuDevice {
             keeps: false,
             partial: Scratch::new(),
             ordered: Scratch::new(),
+            times: None,
             owner,
             name: name.as_str().into(),
         };
@@ -133,6 +135,13 @@ impl Device for CpuDevice {
         memory.map(|m| Buffer::new(bytes, m)).ok_or_else(|| DeviceError::OutOfMemory { label: label.into(), bytes })
     }
 
+    fn alloc_slots(&self, label: &str, count: usize, bytes: usize) -> Result<Vec<Buffer>, DeviceError> {
+        let all = Memory::side_by_side(self.owner, count, bytes);
+        let all =
+            all.ok_or_else(|| DeviceError::OutOfMemory { label: label.into(), bytes: bytes.saturating_mul(count) })?;
+        Ok(all.into_iter().map(|memory| Buffer::new(bytes, memory)).collect())
+    }
+
     fn adopt(&self, mapping: Mapping) -> Result<Option<Buffer>, DeviceError> {
         let memory = Memory::adopted(self.owner, mapping);
         Ok(Some(Buffer::new(memory.len(), memory)))
@@ -157,18 +166,32 @@ impl Device for CpuDevice {
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         // The host may have written since.
         engine.kept = None;
-        ops.iter().try_for_each(|r| match ops::run(&mut engine, &r.op) {
-            Err(DeviceError::Op { scope, message, op }) if scope.is_empty() => {
-                let op = if op.is_empty() { r.op.name() } else { op };
-                Err(DeviceError::Op { scope: r.scope.to_string(), op, message })
+        ops.iter().try_for_each(|r| {
+            let began = engine.times.is_some().then(Instant::now);
+            let done = ops::run(&mut engine, &r.op);
+            if let (Some(times), Some(began)) = (&mut engine.times, began) {
+                times.add(r.op.label(), began.elapsed());
             }
-            other => other,
+            match done {
+                Err(DeviceError::Op { scope, message, op }) if scope.is_empty() => {
+                    let op = if op.is_empty() { r.op.name() } else { op };
+                    Err(DeviceError::Op { scope: r.scope.to_string(), op, message })
+                }
+                other => other,
+            }
         })
     }
 
     fn limits(&self) -> Result<Option<Limits>, DeviceError> {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         limits::measure(engine.kernels, &engine.pool).map(Some)
+    }
+
+    fn time_ops(&self, run: &mut dyn FnMut()) -> Result<Option<Vec<OpTime>>, DeviceError> {
+        let engine = || self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        engine().times = Some(OpTimes::default());
+        run();
+        Ok(engine().times.take().map(OpTimes::sums))
     }
 }
 

@@ -85,6 +85,8 @@ impl Drop for Owned {
 
 enum Place {
     Owned(Owned),
+    /// From this byte on of memory that others have parts of too, none of which overlap.
+    Part(Arc<Owned>, usize),
     Adopted(Mapping),
 }
 
@@ -105,6 +107,16 @@ impl Memory {
         Some(Memory { owner, len, place: Place::Owned(Owned::zeroed(len)?), lock: Mutex::new(()) })
     }
 
+    /// `count` buffers of `len` bytes, one right after the other: what lies between huge pages at the end of each would
+    /// be small ones, into which direct reads were half as fast.
+    pub(crate) fn side_by_side(owner: usize, count: usize, len: usize) -> Option<Vec<Self>> {
+        let step = len.checked_next_multiple_of(ALIGN)?;
+        // As large as a huge page at least, and aligned like one: direct reads need pages.
+        let all = Arc::new(Owned::zeroed(step.checked_mul(count)?.max(HUGE))?);
+        let part = |i| Memory { owner, len, place: Place::Part(all.clone(), i * step), lock: Mutex::new(()) };
+        Some((0..count).map(part).collect())
+    }
+
     pub(crate) fn adopted(owner: usize, mapping: Mapping) -> Self {
         let len = bytes_of(&mapping).len();
         Memory { owner, len, place: Place::Adopted(mapping), lock: Mutex::new(()) }
@@ -119,6 +131,7 @@ impl Memory {
     fn base(&self) -> Result<*mut u8, DeviceError> {
         match &self.place {
             Place::Owned(owned) => Ok(owned.ptr()),
+            Place::Part(all, at) => Ok(all.ptr().wrapping_add(*at)),
             Place::Adopted(mapping) => {
                 // Asked each time: nothing obliges a mapping to give the same slice twice.
                 let bytes = bytes_of(mapping);
@@ -171,12 +184,12 @@ pub(crate) fn with_bytes_mut<R>(
     f: impl FnOnce(&mut [u8]) -> R,
 ) -> Result<R, DeviceError> {
     let start = dense_part(view, m, len)?;
-    let Place::Owned(owned) = &m.place else {
+    if matches!(m.place, Place::Adopted(_)) {
         return Err(DeviceError::Unsupported("a mapping that was adopted cannot be written to".into()));
-    };
+    }
     let _held = m.lock();
-    // SAFETY: within the buffer (checked), which nobody else touches while its lock is held.
-    Ok(f(unsafe { std::slice::from_raw_parts_mut(owned.ptr().add(start), len) }))
+    // SAFETY: within the buffer (checked), which is owned and which nobody else touches while its lock is held.
+    Ok(f(unsafe { std::slice::from_raw_parts_mut(m.base()?.add(start), len) }))
 }
 
 fn dense_part(view: &View<'_>, m: &Memory, len: usize) -> Result<usize, DeviceError> {
@@ -432,4 +445,22 @@ impl<'a> Access<'a> {
 /// An op's error; the device fills in where it was recorded.
 pub(crate) fn refused(message: String) -> DeviceError {
     DeviceError::Op { scope: String::new(), op: "", message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_side_by_side_begin_on_pages_and_end_before_the_next() {
+        let len = HUGE + 5 * 4096;
+        let all = Memory::side_by_side(0, 3, len).unwrap();
+        let starts: Vec<usize> = all.iter().map(|m| m.base().unwrap() as usize).collect();
+        assert!(starts[0].is_multiple_of(HUGE) && starts.windows(2).all(|pair| pair[1] - pair[0] == len));
+        // The memory lives as long as any of them.
+        let last = all.into_iter().next_back().unwrap();
+        // SAFETY: the last byte of the only buffer that is left, which nobody else has.
+        unsafe { last.base().unwrap().add(len - 1).write(7) };
+        assert!(Memory::side_by_side(0, usize::MAX / 2, 4096).is_none());
+    }
 }

@@ -2,41 +2,61 @@
 
 use std::time::Duration;
 
-use turbospark_device::DeviceError;
+use turbospark_device::{DeviceError, OpTimes};
 
 use crate::device::Gpu;
 use crate::memory::Memory;
 
-/// Submissions that are timed at most: later ones count as nothing.
-const MOST: u32 = 1024;
+/// Spans that a clock holds: the API's queries end at 4096.
+pub(crate) const MOST: usize = 2048;
 
-/// Times of submissions, two each.
+/// Begin and end of spans of the adapter's work.
 #[derive(Debug)]
 pub(crate) struct Clock {
     set: wgpu::QuerySet,
-    times: wgpu::Buffer,
+    times: Memory,
+    resolved: wgpu::Buffer,
     used: u32,
+    /// What was read so far.
+    pub sums: Sums,
+}
+
+/// What is timed.
+#[derive(Debug)]
+pub(crate) enum Sums {
+    /// Submissions, whole.
+    Whole(Duration),
+    /// Every kernel apart.
+    Each(OpTimes),
 }
 
 impl Clock {
     /// `None` where the adapter has no clock.
-    pub fn new(gpu: &Gpu) -> Option<Self> {
+    pub fn new(gpu: &Gpu, sums: Sums) -> Option<Self> {
         if !gpu.features.contains(wgpu::Features::TIMESTAMP_QUERY) {
             return None;
         }
-        let descriptor = wgpu::QuerySetDescriptor { label: None, ty: wgpu::QueryType::Timestamp, count: 2 * MOST };
+        let count = 2 * MOST as u32;
+        let descriptor = wgpu::QuerySetDescriptor { label: None, ty: wgpu::QueryType::Timestamp, count };
         let times = wgpu::BufferDescriptor {
             label: Some("times"),
-            size: 16 * u64::from(MOST),
+            size: 8 * u64::from(count),
             usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: false,
         };
-        Some(Clock { set: gpu.device.create_query_set(&descriptor), times: gpu.device.create_buffer(&times), used: 0 })
+        let resolved = gpu.device.create_buffer(&times);
+        let times = Memory::new(gpu, resolved.clone());
+        Some(Clock { set: gpu.device.create_query_set(&descriptor), times, resolved, used: 0, sums })
     }
 
-    /// Where the next submission's times go.
+    /// Whether every kernel is timed.
+    pub fn is_each(&self) -> bool {
+        matches!(self.sums, Sums::Each(_))
+    }
+
+    /// Where the next span's times go.
     pub fn next(&mut self) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
-        if self.used == MOST {
+        if self.used as usize == MOST {
             return None;
         }
         self.used += 1;
@@ -47,21 +67,27 @@ impl Clock {
         })
     }
 
-    /// The sum of all submissions, which are waited for.
+    /// Adds up the spans since the last call, which are waited for. `labels` are theirs.
     ///
     /// # Errors
     /// When the device is lost.
-    pub fn read(self, gpu: &Gpu) -> Result<Duration, DeviceError> {
+    pub fn read(&mut self, gpu: &Gpu, labels: &[String]) -> Result<(), DeviceError> {
         if self.used == 0 {
-            return Ok(Duration::ZERO);
+            return Ok(());
         }
         let mut encoder = gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("times") });
-        encoder.resolve_query_set(&self.set, 0..2 * self.used, &self.times, 0);
+        encoder.resolve_query_set(&self.set, 0..2 * self.used, &self.resolved, 0);
         gpu.queue.submit([encoder.finish()]);
         let mut times = vec![[0u64; 2]; self.used as usize];
-        let memory = Memory::new(gpu, self.times);
-        gpu.get(&memory, 0, bytemuck::cast_slice_mut(&mut times))?;
-        let ticks: u64 = times.iter().map(|[start, end]| end.saturating_sub(*start)).sum();
-        Ok(Duration::from_nanos((ticks as f64 * f64::from(gpu.queue.get_timestamp_period())) as u64))
+        gpu.get(&self.times, 0, bytemuck::cast_slice_mut(&mut times))?;
+        self.used = 0;
+        let period = f64::from(gpu.queue.get_timestamp_period());
+        let lengths = times.iter().map(|[start, end]| end.saturating_sub(*start) as f64 * period);
+        let mut lengths = lengths.map(|ns| Duration::from_nanos(ns as u64));
+        match &mut self.sums {
+            Sums::Whole(sum) => *sum += lengths.sum::<Duration>(),
+            Sums::Each(sums) => labels.iter().zip(&mut lengths).for_each(|(label, time)| sums.add(label.clone(), time)),
+        }
+        Ok(())
     }
 }

@@ -2,12 +2,14 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use turbospark_device::{Buffer, Device, DeviceError, Limits, Mapping, Op, Precision, Recorded, View};
+use turbospark_device::{
+    Buffer, Device, DeviceError, Limits, Mapping, MemoryKind, Op, OpTime, OpTimes, Precision, Recorded, View,
+};
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Sums};
 use crate::encode::Encoder;
 use crate::linear::matrices_work;
 use crate::ops;
@@ -41,6 +43,8 @@ pub struct WgpuOptions {
 /// ```
 pub struct WgpuDevice {
     kind: AdapterKind,
+    /// Of the adapter's own memory, where the API tells.
+    memory_bytes: Option<u64>,
     pub(crate) gpu: Gpu,
     encoder: Mutex<Encoder>,
 }
@@ -68,9 +72,14 @@ pub(crate) struct Gpu {
     pub read_back: Mutex<Option<wgpu::Buffer>>,
     /// Bytes of all buffers that were allocated and live.
     pub used: Arc<AtomicU64>,
+    /// Bytes that were handed over since everything handed over was last waited for.
+    pub staged: AtomicU64,
     pub linear: crate::linear::Shared,
     failure: Arc<Mutex<Option<String>>>,
 }
+
+/// What memory of direct reads begins at multiples of.
+const PAGE: usize = 4096;
 
 /// Numbers the devices of a process, so that each knows its buffers.
 static DEVICES: AtomicUsize = AtomicUsize::new(0);
@@ -81,6 +90,10 @@ const WANTED: wgpu::Features = wgpu::Features::SHADER_F16
     .union(wgpu::Features::PIPELINE_CACHE)
     .union(wgpu::Features::TIMESTAMP_QUERY)
     .union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
+
+/// Dispatches after which a pass is submitted for the first time, the second and so on, so that the adapter is at work
+/// while the rest is recorded: from one to the next there is about as much as it does meanwhile.
+const EARLY: [usize; 2] = [24, 96];
 
 /// Multiplications and additions of a submission, about: a tenth of a second of a fast adapter, a few seconds of a slow
 /// one, after which some systems take it for hung. A decoded token has far fewer.
@@ -176,11 +189,17 @@ impl WgpuDevice {
             matrix_attention: matrix_side.map(|_| info.backend != wgpu::Backend::Metal),
             read_back: Mutex::new(None),
             used: Arc::default(),
+            staged: AtomicU64::new(0),
             linear: crate::linear::Shared::default(),
             failure,
         };
         let kept = options.cache.and_then(|folder| Kept::open(&gpu.device, info, &folder));
-        let mut device = WgpuDevice { kind: adapter.kind(), gpu, encoder: Mutex::new(Encoder::new(kept)) };
+        let mut device = WgpuDevice {
+            kind: adapter.kind(),
+            memory_bytes: crate::trust::memory_bytes(&adapter.inner),
+            gpu,
+            encoder: Mutex::new(Encoder::new(kept)),
+        };
         // What drivers get wrong, or refuse, is left aside; what stands for the units is for tests, which look themselves.
         if device.gpu.matrix_side.is_some() && emulated.is_none() {
             if !matches!(matrices_work(&device), Ok(true)) {
@@ -198,7 +217,7 @@ impl WgpuDevice {
 
     /// Name and WGSL of every kernel that was compiled so far: they are compiled when an op first needs them.
     pub fn kernels(&self) -> Vec<(&'static str, String)> {
-        self.encoder.lock().unwrap_or_else(PoisonError::into_inner).pipelines.texts()
+        self.encoder().pipelines.texts()
     }
 
     /// Side of the squares that matrix units multiply for this device; `None` where it has none, may not round to f16, or
@@ -212,11 +231,22 @@ impl WgpuDevice {
     /// # Errors
     /// `run`'s, or when the device is lost.
     pub fn timed(&self, run: impl FnOnce() -> Result<(), DeviceError>) -> Result<Option<Duration>, DeviceError> {
-        let encoder = || self.encoder.lock().unwrap_or_else(PoisonError::into_inner);
-        encoder().clock = Clock::new(&self.gpu);
-        let done = run();
-        let clock = encoder().clock.take();
-        done.and_then(|()| clock.map(|c| c.read(&self.gpu)).transpose())
+        let mut done = Ok(());
+        let sums = self.clocked(Sums::Whole(Duration::ZERO), || done = run())?;
+        done.map(|()| sums.and_then(|sums| if let Sums::Whole(sum) = sums { Some(sum) } else { None }))
+    }
+
+    /// Has a clock while `run` submits.
+    fn clocked(&self, sums: Sums, run: impl FnOnce()) -> Result<Option<Sums>, DeviceError> {
+        self.encoder().clock = Clock::new(&self.gpu, sums);
+        run();
+        let Some(mut clock) = self.encoder().clock.take() else { return Ok(None) };
+        clock.read(&self.gpu, &[])?;
+        Ok(Some(clock.sums))
+    }
+
+    fn encoder(&self) -> MutexGuard<'_, Encoder> {
+        self.encoder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn adapter_kind(&self) -> AdapterKind {
@@ -249,8 +279,7 @@ impl WgpuDevice {
     }
 
     fn submit(&self, plan: &mut Plan<'_>) -> Result<(), DeviceError> {
-        let mut encoder = self.encoder.lock().unwrap_or_else(PoisonError::into_inner);
-        encoder.submit(plan)?;
+        self.encoder().submit(plan)?;
         plan.clear();
         Ok(())
     }
@@ -308,11 +337,14 @@ impl Device for WgpuDevice {
     }
 
     fn prompt_rows(&self) -> usize {
-        if self.kind == AdapterKind::Discrete { 2048 } else { 512 }
+        if self.kind == AdapterKind::Discrete { 4096 } else { 512 }
     }
 
-    fn shares_memory(&self) -> bool {
-        self.kind != AdapterKind::Discrete
+    fn memory_kind(&self) -> MemoryKind {
+        match self.kind {
+            AdapterKind::Discrete => MemoryKind::Own { bytes: self.memory_bytes },
+            _ => MemoryKind::Staged,
+        }
     }
 
     fn alloc(&self, label: &str, bytes: usize) -> Result<Buffer, DeviceError> {
@@ -340,22 +372,30 @@ impl Device for WgpuDevice {
         let (offset, len) = (slot.offset_bytes(), slot.buffer().len());
         let bytes = slot.len_bytes().ok_or(DeviceError::OutOfBounds { offset, end: usize::MAX, len })?;
         let (at, _) = self.gpu.range(&slot, bytes)?;
-        let mut staged = vec![0; bytes];
-        reader(&mut staged).map_err(DeviceError::Weights)?;
-        self.gpu.put(memory, len, at, &staged)
+        // Direct reads need memory that begins at a page.
+        let mut staged = vec![0; bytes + PAGE];
+        let start = staged.as_ptr().align_offset(PAGE).min(PAGE);
+        let staged = &mut staged[start..start + bytes];
+        reader(staged).map_err(DeviceError::Weights)?;
+        self.gpu.put(memory, len, at, staged)
     }
 
     fn run(&self, ops: &[Recorded<'_>]) -> Result<(), DeviceError> {
         let mut plan = Plan::new(&self.gpu);
-        let mut pending = 0.0;
+        let labelled = self.encoder().clock.as_ref().is_some_and(Clock::is_each);
+        let (mut pending, mut early) = (0.0, EARLY.iter());
         let mut rest = ops;
         while let Some((r, after)) = rest.split_first() {
             let (done, taken) = self.step(&mut plan, rest);
             rest = &after[taken - 1..];
             plan.end_op();
+            if labelled {
+                plan.label(&r.op);
+            }
             pending += ops::work(&r.op);
-            let done = if pending > MOST_WORK && done.is_ok() {
-                pending = 0.0;
+            let starts = early.as_slice().first().is_some_and(|&n| plan.dispatches.len() >= n && !labelled);
+            let done = if (starts || pending > MOST_WORK) && done.is_ok() {
+                (pending, _) = (0.0, early.next());
                 self.submit(&mut plan)
             } else {
                 done
@@ -377,5 +417,10 @@ impl Device for WgpuDevice {
 
     fn limits(&self) -> Result<Option<Limits>, DeviceError> {
         crate::limits::measure(self).map(Some)
+    }
+
+    fn time_ops(&self, run: &mut dyn FnMut()) -> Result<Option<Vec<OpTime>>, DeviceError> {
+        let sums = self.clocked(Sums::Each(OpTimes::default()), run)?;
+        Ok(sums.and_then(|sums| if let Sums::Each(each) = sums { Some(each.sums()) } else { None }))
     }
 }

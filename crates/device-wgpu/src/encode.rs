@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use turbospark_device::DeviceError;
 
-use crate::clock::Clock;
+use crate::clock::{self, Clock};
 use crate::device::Gpu;
 use crate::memory::next_id;
 use crate::pipelines::Pipelines;
-use crate::plan::{Place, Plan, Window};
+use crate::plan::{Dispatch, Place, Plan, Window};
 use crate::trust::Kept;
 
 /// What submissions share: compiled kernels, bind groups, work space.
@@ -69,26 +69,53 @@ impl Encoder {
         if self.groups.len() > GROUPS {
             self.groups.clear();
         }
-        let mut encoder = gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("pass") });
-        {
-            let timestamp_writes = self.clock.as_mut().and_then(Clock::next);
-            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes });
-            for d in &plan.dispatches {
-                let pipeline = self.pipelines.get(&gpu.device, d.source, &d.key)?;
-                let resolved: Vec<_> = d.windows.iter().map(|w| resolve(w, &tables, &temp)).collect();
-                let written = d.key.bindings.iter().map(|b| b.2 || b.1 == crate::kernel::Form::Atomic).collect();
-                let key = (written, resolved.iter().map(|&(id, _, offset, size)| (id, offset, size)).collect());
-                let group = self.groups.entry(key).or_insert_with(|| bind(gpu, &pipeline.layout, &resolved));
-                pass.set_pipeline(&pipeline.pipeline);
-                pass.set_bind_group(0, &*group, &[]);
-                if !d.words.is_empty() {
-                    pass.set_immediates(0, bytemuck::cast_slice(&d.words));
-                }
-                pass.dispatch_workgroups(d.grid[0], d.grid[1], d.grid[2]);
+        // Timed one by one, they are as many submissions as the clock needs.
+        let each = self.clock.as_ref().is_some_and(Clock::is_each);
+        for (i, part) in plan.dispatches.chunks(if each { clock::MOST } else { usize::MAX }).enumerate() {
+            let mut encoder =
+                gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("pass") });
+            for together in part.chunks(if each { 1 } else { usize::MAX }) {
+                self.record(&mut encoder, gpu, together, &tables, &temp)?;
+            }
+            gpu.queue.submit([encoder.finish()]);
+            if let Some(clock) = self.clock.as_mut().filter(|_| each) {
+                // An op that submits in between has no label yet.
+                let labels = plan.labels.iter().skip(i * clock::MOST).map(String::as_str);
+                let names = labels.chain(std::iter::repeat(""));
+                let label =
+                    |(d, label): (&Dispatch, &str)| if label.is_empty() { d.source.name.into() } else { label.into() };
+                let labels: Vec<String> = part.iter().zip(names).map(label).collect();
+                clock.read(gpu, &labels)?;
             }
         }
-        gpu.queue.submit([encoder.finish()]);
         gpu.failed()
+    }
+
+    /// Records dispatches as one pass of the API.
+    fn record(
+        &mut self,
+        encoder: &mut wgpu::CommandEncoder,
+        gpu: &Gpu,
+        dispatches: &[Dispatch],
+        tables: &(u64, wgpu::Buffer),
+        temp: &(u64, wgpu::Buffer),
+    ) -> Result<(), DeviceError> {
+        let timestamp_writes = self.clock.as_mut().and_then(Clock::next);
+        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes });
+        for d in dispatches {
+            let pipeline = self.pipelines.get(&gpu.device, d.source, &d.key)?;
+            let resolved: Vec<_> = d.windows.iter().map(|w| resolve(w, tables, temp)).collect();
+            let written = d.key.bindings.iter().map(|b| b.2 || b.1 == crate::kernel::Form::Atomic).collect();
+            let key = (written, resolved.iter().map(|&(id, _, offset, size)| (id, offset, size)).collect());
+            let group = self.groups.entry(key).or_insert_with(|| bind(gpu, &pipeline.layout, &resolved));
+            pass.set_pipeline(&pipeline.pipeline);
+            pass.set_bind_group(0, &*group, &[]);
+            if !d.words.is_empty() {
+                pass.set_immediates(0, bytemuck::cast_slice(&d.words));
+            }
+            pass.dispatch_workgroups(d.grid[0], d.grid[1], d.grid[2]);
+        }
+        Ok(())
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) enum Form {
     /// Bytes, with `NAME_byte(at)`, `NAME_half(at)` and `NAME_word(at)`, which take any byte, aligned or not.
     Bytes,
     /// Bytes of a float type, with `NAME_f(at, i)` besides: element `i` of the tensor that starts at byte `at`; and
-    /// `NAME_f4(at, i)`, that and the three after it.
+    /// `NAME_f4(at, i)`, that and the three after it; `NAME_a4(w)`, the four elements that begin at word `w`.
     Stored(DType),
 }
 
@@ -56,6 +56,8 @@ pub(crate) struct Key {
     /// Whether the text uses the type `f16`.
     pub f16: bool,
     pub matrices: Matrices,
+    /// Whether the hardware widens every f16 exactly.
+    pub hard_half: bool,
 }
 
 /// Whether a kernel uses matrix units.
@@ -76,6 +78,7 @@ pub(crate) fn compose(source: &Source, key: &Key) -> String {
     }
     // What tiles in workgroup memory are made of.
     text += if key.f16 { F16 } else { F32 };
+    let _ = writeln!(text, "const HARD_HALF: u32 = {}u;", u32::from(key.hard_half));
     for (name, value) in &key.constants {
         let _ = writeln!(text, "const {name}: u32 = {value}u;");
     }
@@ -113,6 +116,11 @@ pub(crate) fn compose(source: &Source, key: &Key) -> String {
             };
             text += wide;
             let _ = writeln!(text, "fn NAME_f4(at: u32, i: u32) -> vec4<f32> {{ return {four}; }}");
+            let aligned = match dtype {
+                DType::F32 => "bitcast<vec4<f32>>(vec4(NAME[w], NAME[w + 1u], NAME[w + 2u], NAME[w + 3u]))",
+                _ => "NAME_wide(NAME[w], NAME[w + 1u])",
+            };
+            let _ = writeln!(text, "fn NAME_a4(w: u32) -> vec4<f32> {{ return {aligned}; }}");
             text = text.replace("NAME", name);
         }
     }
@@ -137,6 +145,7 @@ fn NAME_wide(a: u32, b: u32) -> vec4<f32> {
 
 const F16_WIDE: &str = "
 fn NAME_wide(a: u32, b: u32) -> vec4<f32> {
+    if HARD_HALF == 1u { return vec4(unpack2x16float(a), unpack2x16float(b)); }
     return vec4(half_to_f32(a & 0xffffu), half_to_f32(a >> 16u), half_to_f32(b & 0xffffu), half_to_f32(b >> 16u));
 }
 ";

@@ -208,7 +208,10 @@ impl Gpu {
             let bytes = &bytes[(from - at) as usize..(to - at) as usize];
             for (i, piece) in bytes.chunks(PIECE).enumerate() {
                 self.queue.write_buffer(&part.buffer, from - start + (i * PIECE) as u64, piece);
-                if bytes.len() >= PIECE {
+                // Small tensors too, of which a model has many.
+                let waiting = self.staged.fetch_add(piece.len() as u64, Ordering::Relaxed) + piece.len() as u64;
+                if waiting >= PIECE as u64 {
+                    self.staged.store(0, Ordering::Relaxed);
                     let index = self.queue.submit([]);
                     self.wait(index)?;
                 }

@@ -1,6 +1,6 @@
 //! What a pass becomes: a list of dispatches.
 
-use turbospark_device::{DeviceError, View};
+use turbospark_device::{DeviceError, Op, View};
 use turbospark_tensor::DType;
 
 use crate::device::Gpu;
@@ -67,6 +67,8 @@ pub(crate) struct Dispatch {
 pub(crate) struct Plan<'d> {
     pub gpu: &'d Gpu,
     pub dispatches: Vec<Dispatch>,
+    /// What each dispatch is, while they are timed one by one.
+    pub labels: Vec<String>,
     /// Small lists that kernels read: spans, segments, groups.
     pub tables: Vec<u32>,
     temp: u64,
@@ -88,12 +90,21 @@ pub(crate) fn refused(message: String) -> DeviceError {
 
 impl<'d> Plan<'d> {
     pub fn new(gpu: &'d Gpu) -> Self {
-        Plan { gpu, dispatches: Vec::new(), tables: Vec::new(), temp: 0, temp_bytes: 0, kept: Kept::default() }
+        Plan {
+            gpu,
+            dispatches: Vec::new(),
+            labels: Vec::new(),
+            tables: Vec::new(),
+            temp: 0,
+            temp_bytes: 0,
+            kept: Kept::default(),
+        }
     }
 
     /// Begins anew, once it was submitted.
     pub fn clear(&mut self) {
         self.dispatches.clear();
+        self.labels.clear();
         self.tables.clear();
         (self.temp, self.temp_bytes, self.kept) = (0, 0, Kept::default());
     }
@@ -101,6 +112,13 @@ impl<'d> Plan<'d> {
     /// Ends an op: its work space is free again.
     pub fn end_op(&mut self) {
         self.temp = 0;
+    }
+
+    /// Names the dispatches since the last call after the op that they are for.
+    pub fn label(&mut self, op: &Op<'_>) {
+        let op = op.label();
+        let unnamed = &self.dispatches[self.labels.len()..];
+        self.labels.extend(unnamed.iter().map(|d| format!("{op}: {}", d.source.name)));
     }
 
     /// Work space that the op has taken so far.
@@ -279,6 +297,7 @@ impl Run<'_, '_> {
             constants: self.constants,
             f16: self.f16,
             matrices: self.matrices,
+            hard_half: self.plan.gpu.linear.hard_half(self.plan.gpu),
         };
         let words = words.to_vec();
         self.plan.dispatches.push(Dispatch { source: self.source, key, windows: self.windows, words, grid });

@@ -60,7 +60,11 @@ fn attention_has_a_variant_for_every_adapter() {
             let part = |i: usize| memory.view(4 * i * rows * heads * n, DType::F32, [rows, heads, n]);
             let (q, k, v, out) = (part(0), part(1), part(2), part(3));
             let op = Attention { q, k, v, cu_seqlens: &[0, 30, rows], scale: 0.1, out };
-            assert_eq!(names(&device, &Op::Attention(op)), [format!("attention{suffix}")], "{n}");
+            let all = names(&device, &Op::Attention(op));
+            match matrices {
+                Some(16) => assert_eq!(all, ["kv_halves", "kv_halves", "attention_matrix_halves"], "{n}"),
+                _ => assert_eq!(all, [format!("attention{suffix}")], "{n}"),
+            }
             for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
                 if !n.is_multiple_of(dtype.block().elements) {
                     continue;

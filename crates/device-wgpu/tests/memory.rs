@@ -49,6 +49,24 @@ fn a_readers_error_and_foreign_buffers_are_told() {
 }
 
 #[test]
+fn vectors_are_copied_whole_and_nothing_beside_them() {
+    for device in all() {
+        // The last workgroup has less to do than the others, and threads move vectors far apart.
+        for (from, to, count) in [(4, 8, 5220), (0, 0, 4), (12, 4, 4096)] {
+            let values: Vec<f32> = (0..from + count + 4).map(|i| i as f32 + 1.0).collect();
+            let (source, target) = (put_f32(device, &values), put_f32(device, &vec![0.5; to + count + 4]));
+            let mut pass = Pass::new(device);
+            let view = |b, at: usize| turbospark_device::Buffer::view(b, 4 * at, DType::F32, [count / 4, 4]);
+            pass.copy(Copy { from: view(&source, from), to: view(&target, to) });
+            pass.submit().unwrap();
+            let mut want = vec![0.5; to + count + 4];
+            want[to..to + count].copy_from_slice(&values[from..from + count]);
+            assert_eq!(get(device, &target), want);
+        }
+    }
+}
+
+#[test]
 fn more_than_there_is_is_refused_by_name() {
     let Some(gpu) = gpu() else { return };
     let error = gpu.alloc("lm_head.weight", 1 << 45).unwrap_err().to_string();

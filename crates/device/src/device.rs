@@ -1,9 +1,23 @@
 use std::{io, sync::Arc};
 
-use crate::{Buffer, DeviceError, Limits, Recorded, View};
+use crate::{Buffer, DeviceError, Limits, OpTime, Recorded, View};
 
 /// File pages or static bytes that a device may use in place.
 pub type Mapping = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// Whose memory a device's buffers are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// The machine's, where files are read to and mapped files are used as they lie.
+    Host,
+    /// The machine's too, but what is read or decoded lies there twice on its way.
+    Staged,
+    /// A graphics card's own.
+    Own {
+        /// How much it has, where it tells.
+        bytes: Option<u64>,
+    },
+}
 
 /// How far matmul inputs may be rounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,9 +47,9 @@ pub trait Device: Send + Sync {
         512
     }
 
-    /// Whether its memory is the machine's own, so that what the system has free bounds it. A graphics card's isn't.
-    fn shares_memory(&self) -> bool {
-        true
+    /// Whose memory its buffers are in, so that a plan knows what bounds them.
+    fn memory_kind(&self) -> MemoryKind {
+        MemoryKind::Host
     }
 
     /// A zeroed buffer of `bytes` bytes, aligned to at least 64.
@@ -43,6 +57,15 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// [`DeviceError::OutOfMemory`] with `label` and the size.
     fn alloc(&self, label: &str, bytes: usize) -> Result<Buffer, DeviceError>;
+
+    /// `count` zeroed buffers of `bytes` bytes each, which begin at multiples of 4096 where `bytes` is one: slots that are
+    /// filled from a disk. A device may lay them side by side.
+    ///
+    /// # Errors
+    /// As [`alloc`](Device::alloc).
+    fn alloc_slots(&self, label: &str, count: usize, bytes: usize) -> Result<Vec<Buffer>, DeviceError> {
+        (0..count).map(|_| self.alloc(label, bytes)).collect()
+    }
 
     /// Uses a mapping in place, or says that it can't (`None`): then the caller allocates and [`fill`](Device::fill)s.
     fn adopt(&self, mapping: Mapping) -> Result<Option<Buffer>, DeviceError>;
@@ -82,6 +105,17 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// When there is no memory to measure with.
     fn limits(&self) -> Result<Option<Limits>, DeviceError> {
+        Ok(None)
+    }
+
+    /// Calls `run`, and tells what each op took that it submitted, by [`label`](crate::Op::label), the longest first;
+    /// `None` from a device that has no clock for it. Ops are slower while they are timed: a device that overlaps them
+    /// runs them one by one.
+    ///
+    /// # Errors
+    /// When the clock can't be read.
+    fn time_ops(&self, run: &mut dyn FnMut()) -> Result<Option<Vec<OpTime>>, DeviceError> {
+        run();
         Ok(None)
     }
 }

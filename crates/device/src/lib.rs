@@ -15,15 +15,17 @@ mod device;
 mod error;
 mod limits;
 pub mod op;
+mod op_times;
 mod pass;
 pub mod reference;
 
 pub use buffer::{Buffer, View};
-pub use device::{Device, Mapping, Precision};
+pub use device::{Device, Mapping, MemoryKind, Precision};
 pub use error::DeviceError;
 pub use limits::{Inputs, Limits, Peak};
 pub use op::{
     Activation, Expert, ExpertSource, LinearWeight, Op, ScaledWeight, Snapshot, Span, UnitSource, WeightLayout,
 };
+pub use op_times::{OpTime, OpTimes};
 pub use pass::{Pass, Recorded, Scope, TapSink};
 pub use reference::ReferenceDevice;

@@ -11,12 +11,13 @@ use serde_json::Value;
 use crate::gguf::{Group, groups, mmproj, pick};
 
 /// What a model's description is spread over; none of them is large.
-const SIDECARS: [&str; 15] = [
+const SIDECARS: [&str; 16] = [
     "config.json",
     "generation_config.json",
     // What older GPTQ and AWQ folders say of their codes.
     "quantize_config.json",
     "quant_config.json",
+    "hf_quant_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",

@@ -274,6 +274,7 @@ fn what_belongs_to_a_model_comes_with_it() {
     let names = [
         "config.json",
         "quantize_config.json",
+        "hf_quant_config.json",
         "tokenizer.json",
         "chat_template.jinja",
         "additional_chat_templates/tool_use.jinja",

@@ -19,6 +19,12 @@ pub enum ModelError {
         /// Why.
         source: turbospark_tensor::quant::QuantError,
     },
+    /// A head is stored, and another one than the embedding.
+    #[error(
+        "tensor \"lm_head.weight\" is not the embedding, and config.json says that the head is; with \
+         \"tie_word_embeddings\": false there it is used"
+    )]
+    TiedHead,
     /// Heads can't be cut into the blocks that keys and values are to be kept in.
     #[error("head_dim {head_dim} of config.json is no multiple of {block}, as {dtype} keys and values need; use f16")]
     KvFormat {

@@ -10,6 +10,7 @@ use turbospark_device::Pass;
 use crate::blocks::{attention, mlp};
 use crate::cache::Cache;
 use crate::layout::LayerScratch;
+use crate::stream::Seen;
 use crate::trunk::{Layer, Mixer, Step};
 
 pub(crate) fn decoder_layer<'a>(
@@ -26,7 +27,7 @@ pub(crate) fn decoder_layer<'a>(
     let kv = cache.kv(index).expect("the cache is made by layer kind");
     attention::attend(pass, w, scratch, kv, step);
     pass.tap("mid", index, step.x);
-    mlp::guess_next(pass, &s.mlp, step);
+    mlp::guess(pass, step.next, Seen::Mixer, &s.mlp, step);
     layer.post_attention_norm.apply(pass, step.x, step.normed);
     mlp::mlp(pass, &layer.mlp, &s.mlp, index, step);
     pass.tap("out", index, step.x);

@@ -10,13 +10,13 @@ use turbospark_tensor::mutant::{Mutant, active};
 use crate::batch::{Row, Sequence, Source};
 use crate::blocks::attention::AttentionWeights;
 use crate::blocks::delta::DeltaWeights;
-use crate::blocks::mlp::Mlp;
+use crate::blocks::mlp::{self, Mlp};
 use crate::cache::Cache;
 use crate::config::{Family, TextConfig};
 use crate::layout::Layout;
 use crate::rope::TextRope;
 use crate::scratch::Scratch;
-use crate::stream::{Ring, StreamedTable};
+use crate::stream::{Ring, Seen, StreamedTable};
 use crate::weight::{Matrix, Weight};
 use crate::{ModelError, Result, qwen3_5, qwen3_vl};
 
@@ -195,13 +195,22 @@ impl Trunk {
             pass.tap("hidden", i, step.x);
             let s = layout.layers(buffer, &self.config, i);
             // One that is streamed has no router yet.
-            let next = self.layers.get(i + 1).filter(|_| !self.units.contains_key(&(i + 1)));
+            let there = |i: usize| self.layers.get(i).filter(|_| !self.units.contains_key(&i));
+            let next = there(i + 1);
             let step = Step { next, ..step };
+            // A prompt asks for nearly all of a layer's experts: once is enough for that.
+            let decodes = step.prompt_rows == 0;
+            if i == 0 && decodes {
+                mlp::guess(&mut pass, there(0), Seen::Layer, &s.mlp, &step);
+            }
             if self.family.is_qwen35() {
                 qwen3_5::decoder_layer(&mut pass, layer, i, &s, cache, &step);
             } else {
                 qwen3_vl::decoder_layer(&mut pass, layer, i, &s, cache, &step);
                 self.add_deepstack(&mut pass, i, &pieces, layout.iota.of(buffer), &step);
+            }
+            if decodes {
+                mlp::guess(&mut pass, next, Seen::Layer, &s.mlp, &step);
             }
             if let Some((source, &unit)) = streamed {
                 pass.release(Release { source: &**source, unit });

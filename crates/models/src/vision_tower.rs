@@ -155,11 +155,8 @@ struct Positions {
 }
 
 impl VisionTower {
-    /// Rows of the MLP, the mergers and the patch upload done at a time; of larger pictures, of norms and heads too.
-    /// Changes no bit.
-    pub const TILE_ROWS: usize = 512;
-
-    /// Tiles that queries, keys and values of all heads may have; of more rows, some heads are done at a time.
+    /// Tiles of the device's [rows](Device::prompt_rows) that queries, keys and values of all heads may have; of more rows,
+    /// some heads are done at a time.
     const WHOLE_TILES: usize = 8;
 
     /// The configuration it was built from.
@@ -167,11 +164,12 @@ impl VisionTower {
         &self.config
     }
 
-    /// Bytes of work space and output for an image of `patches`.
-    pub fn work_bytes(config: &VisionConfig, patches: usize) -> usize {
+    /// Bytes of work space and output for an image of `patches`, on a device that takes so many
+    /// [`rows`](Device::prompt_rows) at a time.
+    pub fn work_bytes(config: &VisionConfig, patches: usize, rows: usize) -> usize {
         let tokens = patches / config.merge_unit();
         let sets = 1 + config.deepstack_visual_indexes.len();
-        Self::plan_for(config, patches.max(1), Self::TILE_ROWS).bytes + 4 * sets * tokens * config.out_hidden_size
+        Self::plan_for(config, patches.max(1), rows).bytes + 4 * sets * tokens * config.out_hidden_size
     }
 
     /// Whether its blocks are read anew for each call: then several images in one call share the reading.
@@ -221,10 +219,11 @@ impl VisionTower {
         scratch: &mut Scratch,
         taps: Option<&mut dyn TapSink>,
     ) -> Result<Vec<ImageRows>> {
-        self.encode_tiled(device, images, scratch, Self::TILE_ROWS, taps)
+        self.encode_tiled(device, images, scratch, device.prompt_rows(), taps)
     }
 
-    /// [`encode`](Self::encode) with another tile size; the result is the same to the bit.
+    /// [`encode`](Self::encode) with so many rows of the MLP, the mergers and the upload of patches at a time: as many
+    /// as the device [takes](Device::prompt_rows) otherwise. The result is the same to the bit.
     pub fn encode_tiled(
         &self,
         device: &dyn Device,

@@ -69,7 +69,7 @@ impl Model {
     pub(crate) fn check_images(&self, prompt: &Prompt) -> Result<()> {
         let plan = self.memory_plan();
         let patches: usize = prompt.visuals().iter().map(|v| v.grid.patches()).sum();
-        if plan.ceiling.is_none() || patches <= plan.most_patches {
+        if plan.patches().is_none_or(|most| patches <= most) {
             return Ok(());
         }
         Err(Error::Unsupported(format!(

@@ -219,7 +219,7 @@ impl Model {
             }
         };
         let memory = &self.inner.memory;
-        let most = memory.ceiling.map_or(usize::MAX, |_| memory.most_patches);
+        let most = memory.patches().unwrap_or(usize::MAX);
         let pixels = most.saturating_mul(config.layout.patch_size.pow(2));
         let config = match self.inner.fit_images && config.max_pixels > pixels {
             true => {

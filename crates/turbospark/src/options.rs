@@ -65,6 +65,8 @@ pub struct LoadOptions {
     /// The most memory that the process may use, weights and caches and all; `None` takes what the system and its
     /// groups have free, less a reserve.
     pub memory: Option<u64>,
+    /// The most that may be used of a graphics adapter's own memory; `None` takes what it has, less a reserve.
+    pub adapter_memory: Option<u64>,
     /// Where weights live.
     pub residency: ResidencyChoice,
     /// Keep the vision tower in memory while it has nothing to do.
@@ -112,6 +114,7 @@ impl Default for LoadOptions {
             mmproj: Mmproj::Beside,
             chat_template: None,
             memory: None,
+            adapter_memory: None,
             residency: ResidencyChoice::Auto,
             keep_vision: false,
             fit_images: false,

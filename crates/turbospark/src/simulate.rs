@@ -10,6 +10,7 @@
 //! some experts as much as recorded ones of a small trained model do; [`uniform`] makes those that do neither, which
 //! is what random weights choose, and the worst that a pool can meet.
 
+use turbospark_device::MemoryKind;
 use turbospark_models::policy::{Policy, replay};
 use turbospark_models::{CacheShape, Choice};
 use turbospark_tensor::DType;
@@ -100,6 +101,8 @@ pub fn predict(subject: &Subject, machine: &Machine, routing: &[Choice]) -> Resu
         sizes: bench::unit_sizes(&subject.config, subject.bits),
         ceiling: Some(machine.memory),
         free: None,
+        kind: MemoryKind::Host,
+        adapter: None,
         choice: ResidencyChoice::Auto,
         program: subject.program,
         peak: 0,

@@ -139,6 +139,24 @@ fn on_the_processor_too() {
     }
 }
 
+/// On the software adapter a few of each family: the kernels differ by form and role, not by what the model makes of it.
+#[test]
+#[cfg(feature = "device-wgpu")]
+fn on_the_gpu_too() {
+    let Some(device) = gpu(turbospark_device::Precision::F32) else {
+        println!("skipped: no Vulkan adapter");
+        return;
+    };
+    for (i, format) in few().into_iter().enumerate() {
+        let config = match i % 3 {
+            0 => dense(),
+            1 => mixture(64),
+            _ => hybrid(),
+        };
+        check(&roomy(config), &format, &device, 1e-4);
+    }
+}
+
 /// Experts in one tensor with FP8 scales: either way round, with blocks that end where gate does and blocks that do not.
 #[test]
 fn experts_that_are_stored_together_may_be_fp8() {

@@ -15,7 +15,7 @@ use support::*;
 use turbospark_device::{Device, ReferenceDevice};
 use turbospark_models::config::Config;
 use turbospark_models::{Model, Row, Source};
-use turbospark_testkit::{ExpertLayout, Values, pack, random_checkpoint, read, shared};
+use turbospark_testkit::{ExpertLayout, RawTensor, Values, pack, random_checkpoint, read, shared};
 use turbospark_weights::{Checkpoint, Entry};
 
 fn load(config: &Value, tensors: &Stored, device: &dyn Device) -> Model {
@@ -121,6 +121,30 @@ fn on_the_processor_too() {
         ..Default::default()
     };
     check_all(&turbospark_device_cpu::CpuDevice::new(options).unwrap(), 1e-4);
+}
+
+/// What writers add to a checkpoint without changing what it means, and what looks like it.
+#[test]
+fn a_copy_of_the_embedding_and_frequencies_are_left_out() {
+    let mut config = dense();
+    config["tie_word_embeddings"] = Value::Bool(true);
+    let mut stored = random_checkpoint(&config, ExpertLayout::Split, false, 21);
+    stored.remove("lm_head.weight");
+    let device = &ReferenceDevice;
+    let expected = logits(&load(&config, &stored, device), device);
+    let table = stored["model.language_model.embed_tokens.weight"].clone();
+    stored
+        .insert("model.language_model.layers.0.self_attn.rotary_emb.inv_freq".into(), RawTensor::f32(&[2], &[1.0; 2]));
+    stored.insert("lm_head.weight".into(), table.clone());
+    assert_eq!(logits(&load(&config, &stored, device), device), expected);
+    let mut other = table.values();
+    *other.last_mut().unwrap() += 1.0;
+    stored.insert("lm_head.weight".into(), RawTensor::f32(&table.dims, &other));
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &config, &stored);
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let error = Model::load(Config::parse(&config.to_string()).unwrap(), &checkpoint, device).unwrap_err().to_string();
+    assert!(error.contains("lm_head.weight") && error.contains("tie_word_embeddings"), "{error}");
 }
 
 /// Codes, scales, biases and the order of columns each find their place in a packed folder.

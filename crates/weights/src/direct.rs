@@ -2,8 +2,9 @@
 //!
 //! A model larger than memory is read again for every pass. Read through the page cache, each byte would push out
 //! another that is wanted next, and be counted against the process's group; so the file is opened once more for direct
-//! reads, whose offsets, lengths and memory are multiples of [`DirectFile::ALIGN`]. Where the file system doesn't do
-//! that, reads are ordinary ones and the pages are given back after each.
+//! reads, whose offsets, lengths and memory are multiples of [`DirectFile::ALIGN`]; on Apple's systems for reads that
+//! are kept nowhere. Where the file system doesn't do that, reads are ordinary ones and, on Linux, the pages are given
+//! back after each.
 
 use std::fs::File;
 use std::io;
@@ -37,6 +38,9 @@ enum Store {
 const CHUNK: usize = 4 << 20;
 /// Reads in flight: one leaves most drives idle between two requests, and more than four gained nothing.
 const DEPTH: usize = 4;
+/// The same of reads that may be of no use: what is in flight when that is known is read for nothing.
+const CALM_CHUNK: usize = 1 << 20;
+const CALM_DEPTH: usize = 2;
 /// Below this, waking others takes longer than they save.
 const ALONE: usize = 1 << 20;
 
@@ -53,6 +57,15 @@ pub struct DirectRead<'a> {
     pub out: &'a mut [u8],
 }
 
+/// How reads are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// In large pieces, as many at once as keep a drive busy.
+    Full,
+    /// In small pieces, few at once, so that little is in flight when they are stopped.
+    Calm,
+}
+
 /// Makes all `reads`, several at a time, until one fails or `stop` says so; how many of the needed bytes were read: fewer
 /// than all only where it was stopped.
 ///
@@ -61,19 +74,24 @@ pub struct DirectRead<'a> {
 ///
 /// # Panics
 /// As there.
-pub fn read_together(reads: Vec<DirectRead<'_>>, stop: &(dyn Fn() -> bool + Sync)) -> Result<u64> {
+pub fn read_together(reads: Vec<DirectRead<'_>>, pace: Pace, stop: &(dyn Fn() -> bool + Sync)) -> Result<u64> {
     let all: usize = reads.iter().map(|read| read.needed).sum();
+    let (size, depth) = match pace {
+        // What is less than so many pieces is cut evenly: the last of it would be read alone.
+        Pace::Full => ((all / DEPTH).next_multiple_of(DirectFile::ALIGN).clamp(ALONE, CHUNK), DEPTH),
+        Pace::Calm => (CALM_CHUNK, CALM_DEPTH),
+    };
     let chunks = reads.into_iter().flat_map(|DirectRead { file, offset, needed, out }| {
         let chunk = move |(i, out)| {
-            let before = i * CHUNK;
-            let needed = needed.saturating_sub(before).min(CHUNK);
+            let before = i * size;
+            let needed = needed.saturating_sub(before).min(size);
             DirectRead { file, offset: offset + before as u64, needed, out }
         };
-        out.chunks_mut(CHUNK).enumerate().map(chunk).filter(|chunk| chunk.needed > 0)
+        out.chunks_mut(size).enumerate().map(chunk).filter(|chunk| chunk.needed > 0)
     });
     let mut chunks: Vec<DirectRead<'_>> = chunks.collect();
     chunks.reverse(); // taken from the end
-    let threads = if all <= ALONE { 1 } else { chunks.len().clamp(1, DEPTH) };
+    let threads = if all <= ALONE { 1 } else { chunks.len().clamp(1, depth) };
     let (rest, problem) = (Mutex::new(chunks), Mutex::new(None));
     let work = || {
         let failed = || problem.lock().is_ok_and(|problem| problem.is_some());
@@ -173,7 +191,15 @@ fn open(path: &Path) -> io::Result<(File, bool)> {
     }
 }
 
-#[cfg(not(target_os = "linux"))]
+/// Here nothing need be aligned, and a file system that keeps pages all the same says nothing.
+#[cfg(target_vendor = "apple")]
+fn open(path: &Path) -> io::Result<(File, bool)> {
+    let file = File::open(path)?;
+    let direct = rustix::fs::fcntl_nocache(&file, true).is_ok();
+    Ok((file, direct))
+}
+
+#[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
 fn open(path: &Path) -> io::Result<(File, bool)> {
     Ok((File::open(path)?, false))
 }

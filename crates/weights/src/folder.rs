@@ -17,8 +17,8 @@ use crate::{
 };
 
 const SINGLE_NAME: &str = "model.safetensors";
-/// What GPTQ and AWQ folders had before `config.json` said it.
-const OLDER_QUANTISATION: [&str; 2] = ["quantize_config.json", "quant_config.json"];
+/// What GPTQ, AWQ and ModelOpt folders had before `config.json` said it.
+const OLDER_QUANTISATION: [&str; 3] = ["quantize_config.json", "quant_config.json", "hf_quant_config.json"];
 
 /// The folder of chat templates beside the one in `chat_template.jinja`.
 pub const ADDITIONAL_TEMPLATES: &str = "additional_chat_templates";

@@ -41,7 +41,7 @@ mod readings;
 
 pub use checkpoint::{Checkpoint, Conventions, Entry, FileId, Foreign, Place};
 pub use claims::Claims;
-pub use direct::{DirectFile, DirectRead, read_together};
+pub use direct::{DirectFile, DirectRead, Pace, read_together};
 pub use error::{Error, HeaderError, TensorError};
 pub use file::WeightFile;
 pub use folder::{ADDITIONAL_TEMPLATES, Folder, Sidecar};

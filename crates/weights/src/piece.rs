@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use turbospark_tensor::{DType, ScaledForm, Shape};
 
-use crate::Place;
+use crate::{Checkpoint, Place, Result};
 
 /// One tensor of a checkpoint: as it lies in a file, or put together from what lies there.
 #[derive(Clone, Debug, PartialEq)]
@@ -162,4 +162,48 @@ impl Linear {
             Linear::Scaled(scaled) => scaled.shape,
         }
     }
+
+    /// Whether another weight of the same checkpoint is stored in the same form and bytes.
+    ///
+    /// # Errors
+    /// The system's, as the files are read.
+    pub fn same_bytes(&self, other: &Linear, checkpoint: &Checkpoint) -> Result<bool> {
+        let pieces = match (self, other) {
+            (Linear::Piece(a), Linear::Piece(b)) => vec![(a, b)],
+            (Linear::Scaled(a), Linear::Scaled(b)) if a.form == b.form && a.pieces().count() == b.pieces().count() => {
+                a.pieces().zip(b.pieces()).collect()
+            }
+            _ => return Ok(false),
+        };
+        for (a, b) in pieces {
+            if !same_pieces(a, b, checkpoint)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// [`Linear::same_bytes`] of two tensors.
+fn same_pieces(a: &Piece, b: &Piece, checkpoint: &Checkpoint) -> Result<bool> {
+    /// Bytes that are read at a time.
+    const CHUNK: u64 = 1 << 20;
+    if (a.dtype(), a.shape(), a.length()) != (b.dtype(), b.shape(), b.length()) {
+        return Ok(false);
+    }
+    let (Piece::Place(left), Piece::Place(right)) = (a, b) else {
+        let [mut left, mut right] = [(); 2].map(|()| vec![0; a.length() as usize]);
+        checkpoint.fill(a, &mut left)?;
+        checkpoint.fill(b, &mut right)?;
+        return Ok(left == right);
+    };
+    for at in (0..left.length).step_by(CHUNK as usize) {
+        let [mut l, mut r] = [(); 2].map(|()| vec![0; CHUNK.min(left.length - at) as usize]);
+        checkpoint.read_at(left.file, left.offset + at, &mut l)?;
+        checkpoint.read_at(right.file, right.offset + at, &mut r)?;
+        if l != r {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

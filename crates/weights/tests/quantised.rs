@@ -138,6 +138,75 @@ fn older_folders_say_it_beside_the_configuration() {
     }
 }
 
+fn opened(config: &Value, beside: &[(&str, Value)], tensors: &BTreeMap<String, RawTensor>) -> Checkpoint {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    std::fs::write(folder.path().join("model.safetensors"), pack(tensors)).unwrap();
+    for (name, text) in beside {
+        std::fs::write(folder.path().join(name), text.to_string()).unwrap();
+    }
+    Checkpoint::open(folder.path()).unwrap_or_else(|e| panic!("{config}: {e}"))
+}
+
+/// The module of a method under another name.
+fn named(method: usize, stem: &str) -> BTreeMap<String, RawTensor> {
+    let (_, _, parts) = module(method);
+    tensors(&parts, 0).into_iter().map(|(name, t)| (name.replacen('m', stem, 1), t)).collect()
+}
+
+/// Converters of others write names as they were before the conversion, and leave the old settings beside MLX's own.
+#[test]
+fn settings_of_mlx_are_found_by_either_name_and_go_before_others() {
+    let stored = named(0, "language_model.model.layers.0.mlp.up_proj");
+    for name in ["language_model.model.layers.0.mlp.up_proj", "model.language_model.layers.0.mlp.up_proj"] {
+        let config = json!({
+            "quantization": {"bits": 8, "group_size": 128, name: {"bits": 4, "group_size": 32}},
+            "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        });
+        let checkpoint = opened(&config, &[], &stored);
+        let entry = checkpoint.entry("model.language_model.layers.0.mlp.up_proj.weight");
+        let Some(Entry::Scaled(scaled)) = entry else { panic!("{name}: {entry:?}") };
+        assert_eq!((scaled.shape.dims(), scaled.form.group()), (&[32, 64][..], 32), "{name}");
+    }
+}
+
+#[test]
+fn folders_of_auto_round_are_those_whose_packing_they_name() {
+    let gptq = json!({"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 8,
+        "group_size": 64, "sym": true, "extra_config": {
+            "m": {"bits": 4, "group_size": 32}, "lm_head": {"bits": 16, "data_type": "float"}}});
+    let awq = json!({"quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "bits": 4,
+        "group_size": 32, "sym": false});
+    for (method, config) in [(5, gptq), (3, awq)] {
+        let checkpoint = opened(&json!({"quantization_config": config}), &[], &named(method, "m"));
+        let Some(Entry::Scaled(scaled)) = checkpoint.entry("m.weight") else { panic!("{config}") };
+        assert_eq!((scaled.shape.dims(), scaled.form.group()), (&[32, 64][..], 32), "{config}");
+    }
+    let other = json!({"quant_method": "auto-round", "packing_format": "auto_round:gguf", "bits": 4});
+    let refusal = run("quantization_config", &other, &named(5, "m")).unwrap_err();
+    assert!(refusal.contains("auto_round:gguf") && refusal.contains("auto_round:auto_gptq"), "{refusal}");
+}
+
+#[test]
+fn an_older_folder_of_modelopt_says_it_in_a_file_of_its_own() {
+    let about = json!({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}});
+    let weight = RawTensor::new(Dtype::F8_E4M3, &[32, 64], vec![56; 2048]);
+    let stored = BTreeMap::from([
+        ("m.weight".to_owned(), weight),
+        ("m.weight_scale".to_owned(), RawTensor::f32(&[], &[0.5])),
+        ("m.input_scale".to_owned(), RawTensor::f32(&[], &[1.0])),
+    ]);
+    let checkpoint = opened(&json!({}), &[("hf_quant_config.json", about)], &stored);
+    assert!(matches!(checkpoint.entry("m.weight"), Some(Entry::Scaled(_))));
+    assert_eq!(checkpoint.len(), 1);
+}
+
+#[test]
+fn a_tower_may_lack_the_first_part_of_its_names() {
+    let stored = BTreeMap::from([("visual.a.weight".to_owned(), RawTensor::f32(&[2], &[1.0, 2.0]))]);
+    assert!(opened(&json!({}), &[], &stored).contains("model.visual.a.weight"));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 

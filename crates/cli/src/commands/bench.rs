@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use turbospark::bench::{self, BenchOptions, Decode, Encode, Prefill, Report, Shape, Stage, Streaming};
-use turbospark::device::{Limits, Precision};
+use turbospark::device::{Limits, OpTime, Precision};
 use turbospark::{Cancel, LoadOptions, MemoryPlan, Model};
 
 use crate::args::{DeviceArgs, MOST, count};
@@ -49,6 +49,9 @@ pub struct BenchArgs {
     /// Timed runs of each part; their median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = |s: &str| count(s, 1..=1000))]
     reps: usize,
+    /// Run each part once more with its ops timed one by one, and print what they took
+    #[arg(long)]
+    ops: bool,
     #[command(flatten)]
     device: DeviceArgs,
     /// Instruction set of the kernels, such as avx2 [default: the best that the processor has]
@@ -153,6 +156,7 @@ impl BenchArgs {
             depth: self.depth,
             batch: self.batch,
             reps: self.reps,
+            ops: self.ops,
             cancel,
         }
     }
@@ -242,6 +246,7 @@ fn encode_object(e: &Encode, report: &Report) -> Value {
         "tflop": e.flops.total() / 1e12,
         "peak_share": peak_share(report, e.flops_per_s()),
         "runs_s": seconds(&e.times),
+        "ops": ops_list(e.ops.as_deref()),
     })
 }
 
@@ -254,6 +259,7 @@ fn prefill_object(p: &Prefill, report: &Report) -> Value {
         "tflop": p.flops.total() / 1e12,
         "peak_share": peak_share(report, p.flops_per_s()),
         "runs_s": seconds(&p.times),
+        "ops": ops_list(p.ops.as_deref()),
     })
 }
 
@@ -269,6 +275,7 @@ fn decode_object(d: &Decode, report: &Report) -> Value {
         "gb_s": d.bytes_per_s() / 1e9,
         "bandwidth_share": bandwidth_share(report, d),
         "runs_s": seconds(&d.times),
+        "ops": ops_list(d.ops.as_deref()),
         "streaming": d.streaming.as_ref().map(|s| streaming_object(d, s)),
     })
 }
@@ -282,6 +289,20 @@ fn streaming_object(d: &Decode, s: &Streaming) -> Value {
     object["stall_share"] = json!(d.stall_share());
     object["hidden_share"] = json!(d.hidden_share());
     object
+}
+
+fn ops_list(ops: Option<&[OpTime]>) -> Option<Vec<Value>> {
+    let one = |op: &OpTime| json!({"op": op.op, "runs": op.runs, "s": op.time.as_secs_f64()});
+    ops.map(|ops| ops.iter().map(one).collect())
+}
+
+/// Ops as lines, the longest first.
+fn ops_lines(out: &mut String, ops: Option<&[OpTime]>) {
+    let all: Duration = ops.unwrap_or_default().iter().map(|op| op.time).sum();
+    for op in ops.unwrap_or_default() {
+        let (ms, share) = (1e3 * op.time.as_secs_f64(), 100.0 * op.time.as_secs_f64() / all.as_secs_f64().max(1e-12));
+        let _ = writeln!(out, "  {ms:>10.3} ms {share:>4.0} % {:>5} x {}", op.runs, op.op);
+    }
 }
 
 fn seconds(times: &[Duration]) -> Vec<f64> {
@@ -299,13 +320,17 @@ fn bandwidth_share(report: &Report, d: &Decode) -> Option<f64> {
 /// The same for people.
 fn table(model: &Model, report: &Report) -> String {
     let mut out = format!("{} on {}\n", model.name(), model.device().name());
-    let mut line = |key: &str, value: String| {
+    let line = |out: &mut String, key: &str, value: String| {
         let _ = writeln!(out, "{key:<18}{value}");
     };
     if let Some(limits) = &report.limits {
-        line("memory read", format!("{:.1} GB/s", limits.read_bytes_per_s / 1e9));
+        line(&mut out, "memory read", format!("{:.1} GB/s", limits.read_bytes_per_s / 1e9));
         for p in &limits.peaks {
-            line("arithmetic", format!("{:.3} T{}/s {}, {}", p.ops_per_s / 1e12, ops(p), p.inputs.name(), p.unit));
+            line(
+                &mut out,
+                "arithmetic",
+                format!("{:.3} T{}/s {}, {}", p.ops_per_s / 1e12, ops(p), p.inputs.name(), p.unit),
+            );
         }
     }
     let of =
@@ -315,34 +340,41 @@ fn table(model: &Model, report: &Report) -> String {
         let share = of(peak_share(report, e.flops_per_s()), "peak");
         let (time, speed) = (bench::median(&e.times).as_secs_f64(), e.flops_per_s() / 1e12);
         let rows = format!("{} patches, {} tokens", e.patches(), e.tokens);
-        line(&format!("encode {w}x{h}"), format!("{time:.3} s, {speed:.3} TFLOP/s{share} ({rows})"));
+        line(&mut out, &format!("encode {w}x{h}"), format!("{time:.3} s, {speed:.3} TFLOP/s{share} ({rows})"));
+        ops_lines(&mut out, e.ops.as_deref());
     }
     for p in &report.prefill {
         let share = of(peak_share(report, p.flops_per_s()), "peak");
         let speed = p.flops_per_s() / 1e12;
-        line(&format!("prefill {}", p.tokens), format!("{:.1} tokens/s, {speed:.3} TFLOP/s{share}", p.tokens_per_s()));
+        line(
+            &mut out,
+            &format!("prefill {}", p.tokens),
+            format!("{:.1} tokens/s, {speed:.3} TFLOP/s{share}", p.tokens_per_s()),
+        );
+        ops_lines(&mut out, p.ops.as_deref());
     }
     if let Some(d) = &report.decode {
         let share = of(bandwidth_share(report, d), "memory read");
         let name =
             if d.batch == 1 { format!("decode {}", d.tokens) } else { format!("decode {} x {}", d.batch, d.tokens) };
         let (rate, read, each) = (d.tokens_per_s(), d.bytes_per_s() / 1e9, d.bytes_per_token / 1e6);
-        line(&name, format!("{rate:.2} tokens/s, {read:.1} GB/s{share} ({each:.1} MB a token)"));
+        line(&mut out, &name, format!("{rate:.2} tokens/s, {read:.1} GB/s{share} ({each:.1} MB a token)"));
+        ops_lines(&mut out, d.ops.as_deref());
     }
     if let Some((d, s)) = report.decode.as_ref().and_then(|d| Some((d, d.streaming.as_ref()?))) {
         let (each, share, disk) = (s.bytes_per_pass / 1e6, d.disk_share().unwrap_or(0.0), s.disk().unwrap_or(0.0));
         let shares = format!("{:.0} % of a disk of {:.2} GB/s", 100.0 * share, disk / 1e9);
-        line("read again", format!("{each:.1} MB a pass, {shares}"));
+        line(&mut out, "read again", format!("{each:.1} MB a pass, {shares}"));
         let hidden = format!("the slower of disk and computing is {:.0} %", 100.0 * d.hidden_share().unwrap_or(0.0));
-        line("waited", format!("{:.0} % of the time; {hidden}", 100.0 * d.stall_share().unwrap_or(0.0)));
+        line(&mut out, "waited", format!("{:.0} % of the time; {hidden}", 100.0 * d.stall_share().unwrap_or(0.0)));
         if let Some(rate) = s.reads.expert_hit_rate() {
             let (right, all, vain) = (s.reads.right_guesses, s.reads.guesses, s.reads.vain_bytes as f64 / 1e6);
             let guesses = format!("{right} of {all} read on a guess were chosen, {vain:.1} MB read in vain");
-            line("experts there", format!("{:.1} %; {guesses}", 100.0 * rate));
+            line(&mut out, "experts there", format!("{:.1} %; {guesses}", 100.0 * rate));
         }
     }
     if let Some(bytes) = report.peak_rss_bytes {
-        line("peak memory", format!("{:.2} GB, mapped weights included", bytes as f64 / 1e9));
+        line(&mut out, "peak memory", format!("{:.2} GB, mapped weights included", bytes as f64 / 1e9));
     }
     out
 }

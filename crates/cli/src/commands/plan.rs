@@ -8,7 +8,8 @@ use turbospark_hub::Bytes;
 pub fn object(model: &Model) -> anyhow::Result<Value> {
     let (plan, speed) = (model.memory_plan(), model.read_speed()?);
     let speed = speed.as_ref();
-    let terms: Vec<Value> = plan.terms.iter().map(|t| json!({"what": t.what, "bytes": t.bytes})).collect();
+    let terms: Vec<Value> =
+        plan.terms.iter().map(|t| json!({"what": t.what, "bytes": t.bytes, "on_adapter": t.on_adapter})).collect();
     let more = |plan: &MemoryPlan| {
         json!({
             "ceiling": plan.ceiling,
@@ -25,6 +26,8 @@ pub fn object(model: &Model) -> anyhow::Result<Value> {
         "ceiling": plan.ceiling,
         "free": plan.free.as_ref().map(|f| json!({"bytes": f.bytes, "group": f.group, "reserve": f.reserve()})),
         "total": plan.total(),
+        "adapter_ceiling": plan.adapter,
+        "adapter_total": plan.adapter_total(),
         "terms": terms,
         "context": plan.context,
         "streamed_layers": plan.residency.layers,
@@ -50,8 +53,19 @@ fn most_tokens(plan: &MemoryPlan, speed: Option<&DiskSpeed>) -> Option<f64> {
 pub fn table(model: &Model) -> anyhow::Result<String> {
     let (plan, speed) = (model.memory_plan(), model.read_speed()?);
     let mut out = String::new();
+    let own = plan.adapter_total() > 0;
+    if own {
+        out += "on the graphics adapter, in memory of its own\n";
+        let mut line = |bytes: u64, what: &str| out += &format!("{:>12}  {what}\n", Bytes(bytes).to_string());
+        plan.terms.iter().filter(|term| term.on_adapter).for_each(|term| line(term.bytes, &term.what));
+        line(plan.adapter_total(), "in all");
+        if let Some(room) = plan.adapter {
+            line(room, "may be used");
+        }
+        out += "\nin the machine's memory\n";
+    }
     let mut line = |bytes: u64, what: &str| out += &format!("{:>12}  {what}\n", Bytes(bytes).to_string());
-    plan.terms.iter().for_each(|term| line(term.bytes, &term.what));
+    plan.terms.iter().filter(|term| !term.on_adapter).for_each(|term| line(term.bytes, &term.what));
     line(plan.total(), "in all");
     match (plan.ceiling, &plan.free) {
         (Some(ceiling), None) => line(ceiling, "ceiling"),
@@ -65,7 +79,7 @@ pub fn table(model: &Model) -> anyhow::Result<String> {
         (None, _) => {}
     }
     if !plan.streams() {
-        out += "\nall weights stay in memory\n";
+        out += if own { "\nall weights stay on the adapter\n" } else { "\nall weights stay in memory\n" };
         return Ok(out);
     }
     let (token, image) = (Bytes(plan.read_per_token), Bytes(plan.read_per_image));

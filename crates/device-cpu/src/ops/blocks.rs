@@ -1,7 +1,7 @@
 //! Which kernel takes a linear layer, by the kind of its rows and the form of its weights.
 
 use super::finish::Linear;
-use super::{Engine, Rows, matrix, order, row, row_blocks, row_e4m3, row_exact};
+use super::{Engine, Rows, matrix, order, row, row_blocks, row_e4m3, row_e4m3_wide, row_exact};
 
 /// Which kernel takes the rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub(super) unsafe fn linear(engine: &mut Engine, kind: Kind, x: Rows<'_>, rows: 
             matrix::matrix(engine, x, rows, linear);
         } else if weights.clone().all(|w| !w.is_quantised()) {
             row::row(engine, x, rows, linear);
+        } else if weights.clone().all(|w| row_e4m3_wide::takes(engine.kernels, w, linear.k)) {
+            row_e4m3_wide::row(engine, x, rows, linear);
         } else if weights.clone().all(row_e4m3::takes) {
             row_e4m3::row(engine, x, rows, linear);
         } else if !engine.exact && weights.all(|w| row_blocks::takes(engine.kernels, w)) {

@@ -21,6 +21,7 @@ mod row;
 mod row_blocks;
 mod row_columns;
 mod row_e4m3;
+mod row_e4m3_wide;
 mod row_exact;
 mod row_products;
 mod softmax;
@@ -53,6 +54,8 @@ pub(crate) struct Engine {
     pub partial: Scratch,
     /// Activations in the order of a weight's columns.
     pub ordered: Scratch,
+    /// What ops took, while they are timed.
+    pub times: Option<turbospark_device::OpTimes>,
     pub owner: usize,
     pub name: Arc<str>,
 }

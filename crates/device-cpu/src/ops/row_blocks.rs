@@ -21,7 +21,7 @@ use crate::simd::bytes::formats::{Iq4Nl, MxFp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use crate::simd::bytes::grid_formats::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Tq1_0};
 use crate::simd::bytes::k_formats::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K, Tq2_0};
 use crate::simd::bytes::rows::{
-    Apart, Bf16Biased, Blocks, F16Biased, F32Biased, Few, Floats, Known, Nothing, Powers, Signed, Unsigned,
+    Apart, Bf16Biased, Blocks, Eights, F16Biased, F32Biased, Few, Floats, Known, Nothing, Powers, Signed, Unsigned,
 };
 use crate::simd::stored::Weight;
 use crate::simd::{Simd, Task};
@@ -60,11 +60,11 @@ pub(super) unsafe fn row(engine: &mut Engine, x: Rows<'_>, rows: usize, linear: 
 }
 
 /// Some outputs of a layer, from their sums.
-struct Finish<'a, 'b> {
-    finishing: &'a mut Finishing<'b>,
-    linear: &'a Linear<'a>,
-    rows: usize,
-    outputs: Range<usize>,
+pub(super) struct Finish<'a, 'b> {
+    pub finishing: &'a mut Finishing<'b>,
+    pub linear: &'a Linear<'a>,
+    pub rows: usize,
+    pub outputs: Range<usize>,
 }
 
 impl Task for Finish<'_, '_> {
@@ -101,6 +101,7 @@ fn products(kernels: Kernels, w: &Weight, sums: Sums<'_>) {
             Code::Unsigned(_) => of!(Apart::<Unsigned, Nothing>::new(w, s)),
             Code::Signed8 => of!(Apart::<Signed, Nothing>::new(w, s)),
             Code::E2M1 if Powers::fits(s) => of!(Apart::<Floats, Powers>::new(w, s)),
+            Code::E2M1 if Eights::fits(s) => of!(Apart::<Floats, Eights>::new(w, s)),
             Code::E2M1 => of!(Apart::<Floats, Nothing>::new(w, s)),
             Code::E4M3 => unreachable!("E4M3 has no kernel"),
         },

@@ -29,12 +29,12 @@ pub(crate) fn gather(plan: &mut Plan<'_>, op: &Gather<'_>) -> Done {
             more: [None; 3],
             in_out: false,
             tail: false,
+            whole: false,
             wide_x: false,
             routed: Routed::No,
             bias: false,
             residual: false,
             activation: 0,
-            hard_half: plan.gpu.linear.hard_half(plan.gpu),
         };
         let count = rows * n.div_ceil(8);
         let words = [

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use super::format::{EIGHT, Format};
+use super::matrix::Units;
 use crate::kernel::Source;
 use crate::template::expand;
 
@@ -18,9 +19,8 @@ pub(super) enum Shape {
     Columns { batch: u32 },
     /// Prompt rows: sixteenths of the rows and outputs of a tile.
     Tile { m: u32, n: u32 },
-    /// Prompt rows on matrix units: side of their squares, squares of a subgroup below and beside each other. `vectors`
-    /// where the units read arrays of vectors.
-    Matrix { side: u32, m: u32, n: u32, vectors: bool },
+    /// Prompt rows on matrix units.
+    Matrix(Units),
     /// Rows of a table.
     Gather { weighted: bool, add: bool, all: bool },
 }
@@ -46,15 +46,15 @@ pub(super) struct Variant {
     /// More weights that decode rows are multiplied by, each with outputs of its own.
     pub more: [Option<(Format, u32)>; 3],
     pub in_out: bool,
-    /// Whether rows end within a step.
+    /// Whether rows end within eight elements.
     pub tail: bool,
+    /// Whether they end with a step through workgroup memory. A load under a condition waits for the one before.
+    pub whole: bool,
     pub wide_x: bool,
     pub routed: Routed,
     pub bias: bool,
     pub residual: bool,
     pub activation: u32,
-    /// Whether the hardware widens every f16 exactly.
-    pub hard_half: bool,
 }
 
 macro_rules! text {
@@ -69,12 +69,6 @@ const MORE: [&str; 3] = ["c_", "d_", "e_"];
 /// Threads of the kernel for `[in, out]` weights.
 const COLUMN_THREADS: u32 = 128;
 
-/// Workgroup memory that the largest tiles of a side need: three times the rows of a step, or two of them, and squares of
-/// each subgroup's on their way out.
-pub(crate) fn matrix_bytes(side: u32) -> u32 {
-    2 * (128 + 64 + 64) * 40 + 4 * 8 * 2 * side * side
-}
-
 impl Variant {
     /// The kernel, written out on first use and kept: there are as many as a model has kinds of layers.
     pub fn source(self) -> &'static Source {
@@ -86,7 +80,7 @@ impl Variant {
                 Shape::Rows { .. } => "rows",
                 Shape::Columns { .. } => "columns",
                 Shape::Tile { .. } => "tile",
-                Shape::Matrix { .. } => "matrix",
+                Shape::Matrix(_) => "matrix",
                 Shape::Gather { .. } => "gather",
             };
             let name = format!("linear {name} {} #{number}", self.a.0).leak();
@@ -107,7 +101,6 @@ impl Variant {
             ("WIDE_X", self.wide_x.into()),
             ("BIAS", self.bias.into()),
             ("RESIDUAL", self.residual.into()),
-            ("HARD_HALF", self.hard_half.into()),
             ("PARTS", parts),
             ("MANY", (parts > 1).into()),
         ];
@@ -130,13 +123,21 @@ impl Variant {
                 names.extend([("TM", m), ("TN", n)]);
                 (vec![("BM", 16 * m), ("BN", 16 * n)], text!("tile"))
             }
-            Shape::Matrix { side, m, n, vectors } => {
-                // A thread reads eight elements at a time of a step of 32.
-                let (rows, outputs) = (2 * m * side, 4 * n * side);
-                names.extend([("MI", m), ("NI", n), ("STEPS", 32 / side), ("VECTORS", vectors.into())]);
-                names.extend([("EACH_X", rows / 64), ("EACH_W", outputs / 64)]);
-                names.extend([("SIDE", side), ("EACH", each)]);
-                (vec![("MI", m), ("NI", n), ("SIDE", side), ("EACH", each)], text!("matrix"))
+            Shape::Matrix(units) => {
+                let Units { side, m, n, across, depth, vectors } = units;
+                let ([rows, outputs], threads) = (units.tile_sides(), units.threads());
+                // A thread reads four elements of x at a time, and eight of a weight.
+                let (fours, eights) = (rows * depth / 4, outputs * depth / 8);
+                names.extend([("MI", m), ("NI", n), ("STEPS", depth / side), ("VECTORS", vectors.into())]);
+                names.extend([("EACH_X", fours / threads), ("EACH_W", eights / threads)]);
+                names.extend([
+                    ("SIDE", side),
+                    ("EACH", each),
+                    ("LEFT", side * side / 32),
+                    ("WHOLE", self.whole.into()),
+                ]);
+                let sides = [("MI", m), ("NI", n), ("SIDE", side), ("EACH", each), ("ACROSS", across), ("BK", depth)];
+                (sides.to_vec(), text!("matrix"))
             }
             Shape::Gather { weighted, add, all } => {
                 names.extend([("WEIGHTED", weighted.into()), ("ADD", add.into()), ("ALL", all.into())]);
@@ -158,7 +159,7 @@ impl Variant {
         // Weights by number, for kernels that are written out for several.
         let numbered: Vec<&str> = match self.shape {
             Shape::Rows { .. } => ["a_"].into_iter().chain(MORE).take(parts as usize).collect(),
-            Shape::Matrix { .. } => ["a_", "b_"].into_iter().take(each as usize).collect(),
+            Shape::Matrix(_) => ["a_", "b_"].into_iter().take(each as usize).collect(),
             _ => Vec::new(),
         };
         for (q, prefix) in numbered.iter().enumerate() {
@@ -168,7 +169,7 @@ impl Variant {
             text += include_str!("../shaders/activation.wgsl");
             text += text!("params");
             text += &expand(text!("finish"), &names);
-            if !matches!(self.shape, Shape::Matrix { .. }) {
+            if !matches!(self.shape, Shape::Matrix(_)) {
                 text += &expand(text!("vectors"), &names);
             }
         }

@@ -6,6 +6,7 @@ use turbospark_device::op::{Activation, WeightLayout};
 use super::Rows;
 use super::halves::{Halves, Kept};
 use super::kernel::{Routed, Shape, Variant};
+use super::matrix::Units;
 use super::weight::{A, B, Weight};
 use crate::kernel::Form;
 use crate::ops::Done;
@@ -75,7 +76,10 @@ impl Layer<'_> {
             return Ok(());
         }
         let shape = match plan.gpu.matrix_side {
-            Some(side) => self.matrix_shape(plan, side, rows as u32),
+            Some(side) => {
+                let sides = [rows, self.k, self.n].map(|n| n as u32);
+                Shape::Matrix(Units::of(plan.gpu, side, sides, self.b.is_some()))
+            }
             None => self.tile_shape(plan, rows),
         };
         let (across, down) = grid_of(shape);
@@ -89,29 +93,13 @@ impl Layer<'_> {
             return Ok(());
         }
         let shape = match (tile, self.layout, plan.gpu.matrix_side) {
-            (Some(rows), _, Some(side)) => {
-                Shape::Matrix { side, m: rows / 2 / side, n: 16 / side, vectors: has_vectors(plan) }
-            }
+            (Some(rows), _, Some(side)) => Shape::Matrix(Units::routed(plan.gpu, side, rows)),
             (Some(rows), _, None) => Shape::Tile { m: rows / 16, n: 4 },
             (None, WeightLayout::OutIn, _) => row_shape(plan, [self.k, self.n], self.b.is_some(), 1, slots.entries),
             (None, WeightLayout::InOut, _) => Shape::Columns { batch: 1 },
         };
         let (across, _) = grid_of(shape);
         self.run(plan, shape, 0, self.rows, Some(slots), [(self.n as u32).div_ceil(across), slots.entries, 1])
-    }
-
-    /// The largest tile that leaves enough of them to keep a large GPU busy.
-    fn matrix_shape(&self, plan: &Plan<'_>, side: u32, rows: u32) -> Shape {
-        let (rows, n, gated) = (rows.div_ceil(64), (self.n as u32).div_ceil(64), self.b.is_some());
-        let tiles = |m: u32, n_: u32| rows.div_ceil(m) * n.div_ceil(n_);
-        // In units of 64 rows and outputs. Two weights have twice the products.
-        let (m, n) = match (rows, gated) {
-            (2.., false) if tiles(2, 2) >= ENOUGH_TILES => (2, 2),
-            (2.., true) if tiles(2, 1) >= ENOUGH_TILES => (2, 1),
-            (_, false) if tiles(1, 2) >= ENOUGH_TILES => (1, 2),
-            _ => (1, 1),
-        };
-        Shape::Matrix { side, m: m * 32 / side, n: n * 16 / side, vectors: has_vectors(plan) }
     }
 
     fn tile_shape(&self, plan: &Plan<'_>, rows: usize) -> Shape {
@@ -133,7 +121,8 @@ impl Layer<'_> {
         slots: Option<&Slots>,
         grid: [u32; 3],
     ) -> Done {
-        let matrix = matches!(shape, Shape::Matrix { .. });
+        let depth = if let Shape::Matrix(units) = shape { Some(units.depth as usize) } else { None };
+        let matrix = depth.is_some();
         let halves = match slots {
             _ if !matrix => None,
             None => Some(Kept::halves(plan, &self.x, self.k, rows)?),
@@ -157,12 +146,12 @@ impl Layer<'_> {
             more: [None; 3],
             in_out: self.layout == WeightLayout::InOut,
             tail: !self.k.is_multiple_of(8),
+            whole: depth.is_some_and(|depth| self.k.is_multiple_of(depth)),
             wide_x,
             routed: slots.map_or(Routed::No, |s| s.routed),
             bias: self.bias.is_some(),
             residual: self.residual.is_some(),
             activation,
-            hard_half: plan.gpu.linear.hard_half(plan.gpu),
         };
         let bias = self.bias.as_ref().map(|b| plan.stored(b).map(|at| (at, b.dtype()))).transpose()?;
         let from = word(first)?;
@@ -250,14 +239,6 @@ pub(super) fn row_shape(plan: &Plan<'_>, [k, n]: [usize; 2], gated: bool, batch:
     Shape::Rows { outputs, batch, threads, subgroup }
 }
 
-/// Workgroups below which tiles are made smaller.
-const ENOUGH_TILES: u32 = 120;
-
-/// Whether matrix units may read arrays of vectors: Metal takes scalars only.
-fn has_vectors(plan: &Plan<'_>) -> bool {
-    plan.gpu.backend != wgpu::Backend::Metal
-}
-
 /// Rows of a tile of experts' slots, for so many slots an expert.
 pub(super) fn routed_rows(plan: &Plan<'_>, slots: u32) -> u32 {
     if plan.gpu.matrix_side.is_some() { 64 } else { 16 * tile_rows(slots) }
@@ -278,7 +259,10 @@ fn grid_of(shape: Shape) -> (u32, u32) {
         Shape::Rows { outputs, batch, .. } => (outputs, batch),
         Shape::Columns { batch } => (64, batch),
         Shape::Tile { m, n } => (16 * n, 16 * m),
-        Shape::Matrix { side, m, n, .. } => (4 * n * side, 2 * m * side),
+        Shape::Matrix(units) => {
+            let [rows, outputs] = units.tile_sides();
+            (outputs, rows)
+        }
         Shape::Gather { .. } => unreachable!("no layer"),
     }
 }

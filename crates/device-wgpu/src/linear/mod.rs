@@ -10,6 +10,7 @@ mod gather;
 mod halves;
 mod kernel;
 mod layer;
+mod matrix;
 mod several;
 mod shared;
 #[cfg(test)]
@@ -28,7 +29,7 @@ use weight::{Weight, parts};
 pub(crate) use experts::experts;
 pub(crate) use gather::gather;
 pub(crate) use halves::Kept;
-pub(crate) use kernel::matrix_bytes;
+pub(crate) use matrix::matrix_bytes;
 pub(crate) use several::several;
 pub(crate) use shared::Shared;
 pub(crate) use trial::matrices_work;

@@ -80,12 +80,12 @@ fn run(plan: &mut Plan<'_>, layers: &[&Matmul<'_>], outs: &[Rows]) -> Done {
         more: [1, 2, 3].map(more),
         in_out: false,
         tail: !k.is_multiple_of(8),
+        whole: false,
         wide_x,
         routed: Routed::No,
         bias: false,
         residual: false,
         activation: 0,
-        hard_half: plan.gpu.linear.hard_half(plan.gpu),
     };
     // The kernel's parameters, of which it takes these: rows, inner side, x, and where the list of parts begins.
     let mut words = [0; 28];

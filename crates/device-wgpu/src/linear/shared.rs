@@ -1,5 +1,6 @@
 //! What the linear kernels of a device share.
 
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use turbospark_device::DeviceError;
@@ -15,6 +16,8 @@ pub(crate) struct Shared {
     grids: OnceLock<(u64, wgpu::Buffer)>,
     hard_half: OnceLock<bool>,
     space: Mutex<Option<Space>>,
+    /// One and the number of the choice among tiles that is taken whatever a layer's size, to check each; 0 for none.
+    pub tiles: AtomicUsize,
 }
 
 /// A buffer for work that takes several submissions.

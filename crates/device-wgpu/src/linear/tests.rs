@@ -8,6 +8,7 @@ use turbospark_tensor::{Code, DType, ScaledForm};
 
 use super::format::Format;
 use super::kernel::{Routed, Shape, Variant};
+use super::matrix::Units;
 use crate::kernel::{Form, Key, Matrices, compose};
 use crate::plan::Plan;
 
@@ -24,7 +25,7 @@ fn formats() -> Vec<Format> {
 
 /// The variant's whole text, bound as layers bind it.
 fn text(variant: Variant) -> String {
-    let matrix = matches!(variant.shape, Shape::Matrix { .. });
+    let matrix = matches!(variant.shape, Shape::Matrix(_));
     let x = if variant.wide_x { Form::Vec4 } else { Form::F32 };
     let mut bindings = vec![("x", if matrix { Form::Half4 } else { x }, false)];
     if matrix {
@@ -48,7 +49,10 @@ fn text(variant: Variant) -> String {
     bindings.extend([("residual", Form::F32, true), ("list", Form::U32, false), ("out", Form::F32, true)]);
     let source = variant.source();
     let matrices = if matrix { Matrices::Units } else { Matrices::No };
-    compose(source, &Key { name: source.name, bindings, constants: Vec::new(), f16: matrix, matrices })
+    compose(
+        source,
+        &Key { name: source.name, bindings, constants: Vec::new(), f16: matrix, matrices, hard_half: variant.a.1 == 1 },
+    )
 }
 
 /// Languages that have what a kernel uses.
@@ -102,12 +106,12 @@ fn every_kernel_is_valid_in_every_language() {
         more: [None; 3],
         in_out: false,
         tail: false,
+        whole: false,
         wide_x: true,
         routed: Routed::No,
         bias: false,
         residual: false,
         activation: 0,
-        hard_half: false,
     };
     for format in formats() {
         for align in [1, 16] {
@@ -117,7 +121,7 @@ fn every_kernel_is_valid_in_every_language() {
             ] {
                 translate(
                     &format!("{shape:?} of {format}"),
-                    &text(Variant { shape, a: (format, align), hard_half: align == 1, ..plain }),
+                    &text(Variant { shape, a: (format, align), ..plain }),
                     Languages::All,
                 );
             }
@@ -129,10 +133,10 @@ fn every_kernel_is_valid_in_every_language() {
         Shape::Columns { batch: 2 },
         Shape::Tile { m: 1, n: 4 },
         Shape::Tile { m: 4, n: 4 },
-        Shape::Matrix { side: 16, m: 4, n: 2, vectors: true },
-        Shape::Matrix { side: 16, m: 2, n: 1, vectors: true },
-        Shape::Matrix { side: 8, m: 4, n: 2, vectors: false },
-        Shape::Matrix { side: 8, m: 8, n: 4, vectors: true },
+        Shape::Matrix(Units { side: 16, m: 4, n: 4, across: 2, depth: 32, vectors: true }),
+        Shape::Matrix(Units { side: 16, m: 4, n: 2, across: 4, depth: 64, vectors: true }),
+        Shape::Matrix(Units { side: 8, m: 4, n: 4, across: 2, depth: 32, vectors: false }),
+        Shape::Matrix(Units { side: 8, m: 8, n: 4, across: 4, depth: 32, vectors: true }),
     ];
     for shape in shapes {
         let in_out = matches!(shape, Shape::Columns { .. });
@@ -141,8 +145,9 @@ fn every_kernel_is_valid_in_every_language() {
                 let variant = Variant {
                     shape,
                     b: flag.then_some((Format::Plain(DType::BF16), 2)),
-                    in_out: in_out || (flag && matches!(shape, Shape::Tile { .. } | Shape::Matrix { .. })),
+                    in_out: in_out || (flag && matches!(shape, Shape::Tile { .. } | Shape::Matrix(_))),
                     tail: flag,
+                    whole: !flag,
                     wide_x: !in_out && !flag,
                     routed,
                     bias: !flag,
@@ -151,7 +156,7 @@ fn every_kernel_is_valid_in_every_language() {
                     ..plain
                 };
                 let languages = match shape {
-                    Shape::Matrix { side, .. } => Languages::Matrices { metal: side == 8 },
+                    Shape::Matrix(units) => Languages::Matrices { metal: units.side == 8 },
                     _ => Languages::All,
                 };
                 translate(&format!("{variant:?}"), &text(variant), languages);

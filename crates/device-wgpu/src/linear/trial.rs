@@ -12,6 +12,10 @@ use crate::WgpuDevice;
 /// Sides that no tile and no step divides: rows, inner, outputs.
 const SIDES: [usize; 3] = [70, 72, 75];
 
+/// Sides that end within every tile, whose steps are whole.
+#[cfg(test)]
+const WHOLE: [usize; 3] = [150, 128, 140];
+
 fn x(row: usize, i: usize) -> i32 {
     ((row * 3 + i * 7) % 15) as i32 - 7
 }
@@ -25,8 +29,10 @@ fn w(o: usize, i: usize) -> i32 {
 /// # Errors
 /// When a kernel is refused.
 pub(crate) fn matrices_work(device: &WgpuDevice) -> Result<bool, DeviceError> {
-    let device: &dyn Device = device;
-    let [rows, k, n] = SIDES;
+    product_works(device, SIDES, &[WeightLayout::OutIn, WeightLayout::InOut])
+}
+
+fn product_works(device: &dyn Device, [rows, k, n]: [usize; 3], layouts: &[WeightLayout]) -> Result<bool, DeviceError> {
     let want: Vec<i32> = (0..rows * n).map(|at| (0..k).map(|i| x(at / n, i) * w(at % n, i)).sum()).collect();
     let put = |bytes: Vec<u8>| {
         let buffer = device.alloc("trial of matrix units", bytes.len())?;
@@ -35,7 +41,7 @@ pub(crate) fn matrices_work(device: &WgpuDevice) -> Result<bool, DeviceError> {
     };
     let xs = put((0..rows * k).flat_map(|at| (x(at / k, at % k) as f32).to_le_bytes()).collect())?;
     let half = |v: i32| f32_to_f16(v as f32).to_le_bytes();
-    for layout in [WeightLayout::OutIn, WeightLayout::InOut] {
+    for &layout in layouts {
         let (weight, sides) = match layout {
             WeightLayout::OutIn => (put((0..n * k).flat_map(|at| half(w(at / k, at % k))).collect())?, [n, k]),
             WeightLayout::InOut => (put((0..n * k).flat_map(|at| half(w(at % n, at / n))).collect())?, [k, n]),
@@ -63,7 +69,10 @@ pub(crate) fn matrices_work(device: &WgpuDevice) -> Result<bool, DeviceError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
+    use crate::linear::matrix::ALONE;
     use crate::{Adapter, WgpuOptions};
 
     #[test]
@@ -87,6 +96,29 @@ mod tests {
                 return eprintln!("skipped: no f16");
             }
             assert!(matrices_work(&device).unwrap(), "{side}");
+            // The largest tiles, with short steps and with long ones; a software adapter compiles them for seconds.
+            for tiles in (1..=2).filter(|_| side == 16) {
+                device.gpu.linear.tiles.store(tiles, Ordering::Relaxed);
+                assert!(product_works(&device, WHOLE, &[WeightLayout::OutIn]).unwrap(), "choice {tiles} of tiles");
+            }
+        }
+    }
+
+    #[test]
+    fn matrix_units_multiply_right_in_every_tile() {
+        let Some(adapter) = Adapter::all().into_iter().next() else {
+            return eprintln!("skipped: no Vulkan adapter");
+        };
+        let device = WgpuDevice::new(&adapter, WgpuOptions::default()).unwrap();
+        if device.matrix_units().is_none() {
+            return eprintln!("skipped: no matrix units");
+        }
+        for tiles in 1..=ALONE.len() {
+            device.gpu.linear.tiles.store(tiles, Ordering::Relaxed);
+            assert!(
+                [WHOLE, SIDES].iter().all(|&sides| product_works(&device, sides, &[WeightLayout::OutIn]).unwrap()),
+                "choice {tiles}"
+            );
         }
     }
 }

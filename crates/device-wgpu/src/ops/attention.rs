@@ -2,10 +2,10 @@
 
 use turbospark_device::op::Attention;
 
-use super::{Done, strides};
+use super::{Done, WG, groups, strides};
 use crate::device::Gpu;
 use crate::kernel::{Form, Source};
-use crate::plan::{Plan, Run, word};
+use crate::plan::{Plan, Run, Window, word};
 
 const FLASH: &str = include_str!("../shaders/flash.wgsl");
 const SHARED: &str = include_str!("../shaders/row_shared.wgsl");
@@ -22,6 +22,8 @@ const CACHE: &str = include_str!("../shaders/cache.wgsl");
 
 const MATRIX: &str = include_str!("../shaders/flash_matrix.wgsl");
 const ATTENTION_MATRIX: Source = Source { name: "attention_matrix", text: MATRIX, includes: &[SEGMENTS] };
+const ATTENTION_HALVES: Source = Source { name: "attention_matrix_halves", text: MATRIX, includes: &[SEGMENTS] };
+const KV_HALVES: Source = Source { name: "kv_halves", text: include_str!("../shaders/kv_halves.wgsl"), includes: &[] };
 pub(super) const PROMPT_MATRIX: Source =
     Source { name: "paged_prompt_matrix", text: MATRIX, includes: &[PAGED, CACHE] };
 
@@ -38,16 +40,16 @@ pub(super) struct Tiles {
     pub rows: usize,
     /// Heads that a workgroup computes together.
     pub heads: usize,
-    units: Option<Units>,
+    pub(super) units: Option<Units>,
 }
 
 /// What the kernel for matrix units is compiled with.
 #[derive(Clone, Copy, Debug)]
-struct Units {
+pub(super) struct Units {
     side: u32,
     vectors: bool,
     /// Elements of a head, filled up to whole squares.
-    padded: u32,
+    pub padded: u32,
     /// Queries of a workgroup, and subgroups that share sixteen of them.
     slots: u32,
     split: u32,
@@ -55,6 +57,9 @@ struct Units {
 
 /// Keys of a step on matrix units.
 const KEYS: u32 = 32;
+
+/// The widest heads whose keys and values have places of their own; with wider ones fewer workgroups would find room.
+const BOTH: u32 = 96;
 
 impl Tiles {
     /// Tiles for spans of these lengths: heads of `n` elements, of which `shared` following each other read the same keys.
@@ -72,7 +77,8 @@ impl Tiles {
         let limits = &gpu.limits;
         let fits = |slots: &u32| {
             // Keys or values, scores, weights and factors, as `flash_matrix.wgsl` has them.
-            let bytes = 2 * KEYS * (padded + 8) + slots * (4 * (KEYS + 4) + 2 * (KEYS + 8) + 4) + 4;
+            let places = if padded <= BOTH { 2 } else { 1 };
+            let bytes = places * 2 * KEYS * (padded + 8) + slots * (4 * (KEYS + 4) + 2 * (KEYS + 8) + 4) + 4;
             let threads = 2 * split * slots;
             bytes <= limits.max_compute_workgroup_storage_size
                 && threads <= limits.max_compute_invocations_per_workgroup.min(256)
@@ -83,21 +89,39 @@ impl Tiles {
             let units = Units { side, vectors, padded, slots, split };
             (count * heads / together, Tiles { rows, heads: together, units: Some(units) })
         };
-        let mut all = [128, 64, 32].into_iter().filter(fits).map(tiles).filter(|_| padded <= 256);
+        let mut all = [64, 32].into_iter().filter(fits).map(tiles).filter(|_| padded <= 256);
         let Some(largest) = all.next() else { return threads };
         if largest.0 >= ENOUGH { largest.1 } else { all.next().unwrap_or(largest).1 }
+    }
+
+    /// Whether matrix units are used that read arrays of vectors.
+    pub fn has_vectors(&self) -> bool {
+        self.units.is_some_and(|u| u.vectors)
     }
 
     /// The kernel, from the variants `shared`, `shuffled` and `matrix`.
     ///
     /// Without matrix units rows are sixteen threads: a subgroup that holds a whole number of them shuffles.
-    pub fn kernel<'p, 'd>(&self, plan: &'p mut Plan<'d>, variants: [&'static Source; 3], n: usize) -> Run<'p, 'd> {
+    /// `halves` where keys and values come in f16.
+    pub fn kernel<'p, 'd>(
+        &self,
+        plan: &'p mut Plan<'d>,
+        variants: [&'static Source; 3],
+        n: usize,
+        halves: bool,
+    ) -> Run<'p, 'd> {
         let [shared, shuffled, matrix] = variants;
         let (gpu, f16) = (plan.gpu, plan.gpu.small_tiles());
         let Some(units) = self.units else {
             let (columns, depth) = columns(n);
             let source = if gpu.subgroups.0 >= 16 { shuffled } else { shared };
-            return plan.kernel(source).with_f16(f16).set("N", n as u32).set("COLUMNS", columns).set("DEPTH", depth);
+            return plan
+                .kernel(source)
+                .with_f16(f16)
+                .set("N", n as u32)
+                .set("COLUMNS", columns)
+                .set("DEPTH", depth)
+                .set("HALVES", 0);
         };
         let Units { side, vectors, padded, slots, split } = units;
         plan.kernel(matrix)
@@ -110,6 +134,8 @@ impl Tiles {
             .set("TWO", split - 1)
             .set("SIDE", side)
             .set("VECTORS", vectors.into())
+            .set("HALVES", halves.into())
+            .set("BOTH", (padded <= BOTH).into())
             .set("BLOCKS", 16 / side)
             .set("PIECES", padded / side)
             .set("OUTS", padded / side / split)
@@ -140,7 +166,16 @@ pub(super) fn attention(plan: &mut Plan<'_>, op: &Attention<'_>) -> Done {
         }
     }
     let count = list.len() as u32 / 4;
-    let mut words = vec![plan.table(list), op.scale.to_bits()];
+    let list = plan.table(list);
+    if let Some(units) = tiles.units.filter(|_| tiles.has_vectors()) {
+        let part = heads * op.q.dim(0) * units.padded as usize / 4;
+        // Where there is no room for them, each tile of queries narrows keys and values by itself.
+        if let Ok(kv) = plan.temp(16 * part as u64) {
+            narrow(plan, op, units.padded, &kv)?;
+            return over_halves(plan, op, &tiles, &kv, [list, count]);
+        }
+    }
+    let mut words = vec![list, op.scale.to_bits()];
     for (at, view) in [(&q, &op.q), (&k, &op.k), (&v, &op.v), (&out, &op.out)] {
         words.push(at.at);
         words.extend(strides(view)?);
@@ -150,12 +185,49 @@ pub(super) fn attention(plan: &mut Plan<'_>, op: &Attention<'_>) -> Done {
     let form = if wide { Form::Vec4 } else { Form::F32 };
     let tables = plan.tables();
     tiles
-        .kernel(plan, [&ATTENTION, &ATTENTION_SHUFFLED, &ATTENTION_MATRIX], n)
+        .kernel(plan, [&ATTENTION, &ATTENTION_SHUFFLED, &ATTENTION_MATRIX], n, false)
         .set("WIDE", wide.into())
         .read("tables", Form::U32, &tables)
         .read("q", Form::F32, &q.window)
         .read("k", form, &k.window)
         .read("v", form, &v.window)
+        .write("out", Form::F32, &out.window)
+        .grid(&words, [count, word(heads)?, 1])
+}
+
+/// Keys and values in f16, heads filled up to whole squares.
+fn narrow(plan: &mut Plan<'_>, op: &Attention<'_>, padded: u32, kv: &Window) -> Done {
+    let (rows, heads, n) = (op.k.dim(0), op.k.dim(1), op.k.dim(2));
+    let part = heads * rows * padded as usize / 4;
+    for (i, view) in [&op.k, &op.v].into_iter().enumerate() {
+        let (at, [row, head]) = (plan.view(view)?, strides(view)?);
+        let words = [word(rows)?, word(heads)?, at.at, row, head, word(i * part)?];
+        plan.kernel(&KV_HALVES)
+            .with_f16(true)
+            .set("WG", WG)
+            .set("N", word(n)?)
+            .set("PADDED", padded)
+            .read("x", Form::F32, &at.window)
+            .write("halves", Form::Half4, kv)
+            .over(&words, groups(part))?;
+    }
+    Ok(())
+}
+
+/// Attention over keys and values that were [narrowed](narrow); where the list of tiles begins, and how many there are.
+fn over_halves(plan: &mut Plan<'_>, op: &Attention<'_>, tiles: &Tiles, kv: &Window, [list, count]: [u32; 2]) -> Done {
+    let (q, out) = (plan.view(&op.q)?, plan.view(&op.out)?);
+    let (rows, heads, n) = (op.q.dim(0), op.q.dim(1), op.q.dim(2));
+    let mut words = vec![list, op.scale.to_bits(), q.at];
+    words.extend(strides(&op.q)?);
+    words.extend([word(rows)?, word(heads)?, out.at]);
+    words.extend(strides(&op.out)?);
+    let tables = plan.tables();
+    tiles
+        .kernel(plan, [&ATTENTION, &ATTENTION_SHUFFLED, &ATTENTION_HALVES], n, true)
+        .read("tables", Form::U32, &tables)
+        .read("q", Form::F32, &q.window)
+        .read("kv", Form::Half4, kv)
         .write("out", Form::F32, &out.window)
         .grid(&words, [count, word(heads)?, 1])
 }

@@ -12,6 +12,9 @@ const RMS_NORM: Source = Source {
     includes: &[include_str!("../shaders/sum.wgsl")],
 };
 
+/// Vectors of a row that a thread of the wide kernel holds at most.
+const HELD: u32 = 8;
+
 const LAYER_NORM: Source = Source {
     name: "layer_norm",
     text: include_str!("../shaders/layer_norm.wgsl"),
@@ -40,6 +43,26 @@ pub(super) fn rms_norm(plan: &mut Plan<'_>, op: &RmsNorm<'_>) -> Done {
     let gate =
         op.gate.as_ref().map(|g| Ok::<_, turbospark_device::DeviceError>((plan.view(g)?, strides(g)?))).transpose()?;
     let (x_by, out_by) = (strides(&op.x)?, strides(&op.out)?);
+    let each = word(n.div_ceil(4))?.div_ceil(threads(n));
+    let places = [x.at, out.at, word(n)?].into_iter().chain(x_by).chain(out_by);
+    // Heads are normed in the order that the kernel for all of attention's heads has.
+    if heads == 1 && gate.is_none() && n > 0 && each <= HELD && { places }.all(|at| at.is_multiple_of(4)) {
+        let [(n, heads), (rows, eps)] = [(word(n)?, word(heads)?), (word(rows * heads)?, op.eps.to_bits())];
+        let (from, to) = ([x.at, x_by[0], x_by[1]], [out.at, out_by[0], out_by[1]]);
+        // No gate.
+        let words = [&[n, heads, rows, eps], &from[..], &[0; 3], &to, &[weight.at]].concat();
+        return plan
+            .kernel(&RMS_NORM)
+            .set("WG", threads(n as usize))
+            .set("ONE_PLUS", op.one_plus.into())
+            .set("GATED", 0)
+            .set("WIDE", 1)
+            .set("EACH", each)
+            .read("x", Form::Vec4, &x.window)
+            .read("weight", Form::Stored(op.weight.dtype()), &weight.window)
+            .write("out", Form::Vec4, &out.window)
+            .over(&words, rows.into());
+    }
     let (gate_at, gate_by) = gate.as_ref().map_or((0, [0, 0]), |(g, by)| (g.at, *by));
     let words = [
         word(n)?,
@@ -62,6 +85,7 @@ pub(super) fn rms_norm(plan: &mut Plan<'_>, op: &RmsNorm<'_>) -> Done {
         .set("WG", threads(n))
         .set("ONE_PLUS", op.one_plus.into())
         .set("GATED", gate.is_some().into())
+        .set("WIDE", 0)
         .read("x", Form::F32, &x.window)
         .read("weight", Form::Stored(op.weight.dtype()), &weight.window)
         .write("out", Form::F32, &out.window);

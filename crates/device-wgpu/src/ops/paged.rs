@@ -7,7 +7,7 @@ use turbospark_tensor::DType;
 use super::attention::{PROMPT, PROMPT_MATRIX, PROMPT_SHUFFLED, Tiles};
 use super::{Done, WG, groups, strides};
 use crate::kernel::{Form, Source};
-use crate::plan::{At, Plan, word};
+use crate::plan::{At, Plan, refused, word};
 
 const STORE: Source = Source { name: "store_kv", text: include_str!("../shaders/store_kv.wgsl"), includes: &[] };
 const DECODE: Source = Source {
@@ -19,7 +19,7 @@ const COMBINE: Source =
     Source { name: "paged_combine", text: include_str!("../shaders/paged_combine.wgsl"), includes: &[] };
 
 /// Keys of a split; a split is work for a workgroup.
-const SPLIT: usize = 128;
+const SPLIT: usize = 64;
 /// Partial results of decoded rows that are held at once, in bytes.
 const PARTS: usize = 64 << 20;
 
@@ -58,13 +58,22 @@ struct Cached {
     at: At,
     form: Form,
     quantised: u32,
+    /// Bytes of an element that is a float.
+    size: u32,
 }
 
 fn cached(plan: &Plan<'_>, view: &View<'_>) -> Result<Cached, DeviceError> {
     let quantised = (view.dtype() == DType::Q8_0).into();
     // Blocks are read as bytes, and no element of another type beside them.
     let form = Form::Stored(if quantised == 1 { DType::F32 } else { view.dtype() });
-    Ok(Cached { at: plan.stored(view)?, form, quantised })
+    let size = if quantised == 1 { 0 } else { view.dtype().size() as u32 };
+    Ok(Cached { at: plan.stored(view)?, form, quantised, size })
+}
+
+/// Whether fours of elements begin at whole words in both.
+fn aligned(k: &Cached, v: &Cached, n: usize) -> u32 {
+    let whole = |c: &Cached| c.at.at.is_multiple_of(4) && (c.size as usize * n).is_multiple_of(4);
+    (k.quantised == 0 && k.size == v.size && whole(k) && whole(v)).into()
 }
 
 pub(super) fn paged_attention(plan: &mut Plan<'_>, op: &PagedAttention<'_>) -> Done {
@@ -111,16 +120,20 @@ fn prompt(plan: &mut Plan<'_>, op: &PagedAttention<'_>) -> Done {
         out_row,
         out_head,
     ];
+    let fours = |c: &Cached| c.at.at.is_multiple_of(8) && c.form == Form::Stored(DType::F16);
+    let halves = tiles.has_vectors() && n.is_multiple_of(4) && fours(&k) && fours(&v);
     let tables = plan.tables();
     tiles
-        .kernel(plan, [&PROMPT, &PROMPT_SHUFFLED, &PROMPT_MATRIX], n)
+        .kernel(plan, [&PROMPT, &PROMPT_SHUFFLED, &PROMPT_MATRIX], n, halves)
         .set("PAGE", word(op.page_len)?)
         .set("QUANTISED", k.quantised)
+        .set("SIZE", k.size)
+        .set("ALIGNED", aligned(&k, &v, n))
         .read("tables", Form::U32, &tables)
         .read("pages", Form::I32, &pages.window)
         .read("q", Form::F32, &q.window)
-        .read("k_cache", k.form, &k.at.window)
-        .read("v_cache", v.form, &v.at.window)
+        .read("k_cache", if halves { Form::Half4 } else { k.form }, &k.at.window)
+        .read("v_cache", if halves { Form::Half4 } else { v.form }, &v.at.window)
         .write("out", Form::F32, &out.window)
         .grid(&words, [count, word(heads / tiles.heads)?, 1])
 }
@@ -168,20 +181,32 @@ fn decode_rows(plan: &mut Plan<'_>, op: &PagedAttention<'_>, pages: &At, rows: &
     let ([q_row, q_head], [out_row, out_head]) = (strides(&op.q)?, strides(&op.out)?);
     let list = plan.table(list);
     let words = [list, op.scale.to_bits(), q.at, q_row, q_head, k.at.at, v.at.at, word(kv_heads)?];
+    let fours = word(n.div_ceil(4))?;
+    if fours > 256 {
+        return Err(refused(format!("heads of {n} elements, a workgroup has at most 1024")));
+    }
+    // Heads of a workgroup: more would not find room in its memory.
+    let group = (1..=8).rev().find(|g| (heads / kv_heads).is_multiple_of(*g)).unwrap_or(1);
     let tables = plan.tables();
     plan.kernel(&DECODE)
         .set("N", word(n)?)
-        .set("GROUP", word(heads / kv_heads)?)
+        .set("GROUP", word(group)?)
+        .set("TIMES", word(heads / kv_heads / group)?)
         .set("SPLIT", SPLIT as u32)
         .set("PAGE", word(op.page_len)?)
         .set("QUANTISED", k.quantised)
+        .set("SIZE", k.size)
+        .set("ALIGNED", aligned(&k, &v, n))
+        .set("HALVES", 0)
+        .set("STEPS", fours.div_ceil(4))
+        .set("SHARES", (1 << (256 / fours).ilog2()).min(SPLIT as u32))
         .read("tables", Form::U32, &tables)
         .read("pages", Form::I32, &pages.window)
         .read("q", Form::F32, &q.window)
         .read("k_cache", k.form, &k.at.window)
         .read("v_cache", v.form, &v.at.window)
         .write("parts", Form::F32, &parts)
-        .grid(&words, [word(most)?, word(kv_heads)?, word(rows.len())?])?;
+        .grid(&words, [word(most)?, word(heads / group)?, word(rows.len())?])?;
     plan.kernel(&COMBINE)
         .set("WG", word(n)?.next_power_of_two().clamp(32, 128))
         .set("N", word(n)?)

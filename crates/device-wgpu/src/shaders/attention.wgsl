@@ -1,9 +1,14 @@
 // Unmasked attention within segments. A tile in the tables: first row, rows, the segment's first row and its rows.
+// Keys and values are views of their own, or in f16 as kv_halves.wgsl leaves them where HALVES is set.
 struct Params {
     tiles: u32, scale: f32,
     q_at: u32, q_row: u32, q_head: u32,
+//#if HALVES
+    rows: u32, heads: u32,
+//#else
     k_at: u32, k_row: u32, k_head: u32,
     v_at: u32, v_row: u32, v_head: u32,
+//#end
     out_at: u32, out_row: u32, out_head: u32,
 }
 var<immediate> p: Params;
@@ -27,6 +32,11 @@ fn load_q(tile: Tile, head: u32, row: u32, d: u32) -> f32 {
 const KEY: u32 = 0u;
 const VALUE: u32 = 1u;
 
+//#if HALVES
+fn load_four(what: u32, tile: Tile, head: u32, key: u32, d: u32) -> vec4<f16> {
+    return kv[((what * p.heads + head) * p.rows + tile.start + key) * (PADDED / 4u) + d / 4u];
+}
+//#else
 fn place(what: u32, tile: Tile, head: u32, key: u32, d: u32) -> u32 {
     let row = tile.start + key;
     return select(p.v_at + row * p.v_row + head * p.v_head, p.k_at + row * p.k_row + head * p.k_head, what == KEY) + d;
@@ -55,4 +65,5 @@ fn load_four(what: u32, tile: Tile, head: u32, key: u32, d: u32) -> vec4<f32> {
     if what == KEY { return vec4(k[at], k[at + 1u], k[at + 2u], k[at + 3u]); }
     return vec4(v[at], v[at + 1u], v[at + 2u], v[at + 3u]);
 }
+//#end
 //#end

@@ -5,8 +5,9 @@ fn group_index(group: vec3<u32>, groups: vec3<u32>) -> u32 {
     return group.y * groups.x + group.x;
 }
 
-// IEEE binary16, exactly, subnormals too: unpack2x16float may flush them.
+// IEEE binary16, exactly, subnormals too: unpack2x16float may flush them, and is used where a trial found that it doesn't.
 fn half_to_f32(h: u32) -> f32 {
+    if HARD_HALF == 1u { return unpack2x16float(h).x; }
     let sign = (h & 0x8000u) << 16u;
     let body = h & 0x7fffu;
     if body >= 0x7c00u { return bitcast<f32>(sign | 0x7f800000u | ((body & 0x3ffu) << 13u)); }

@@ -1,4 +1,5 @@
-// 1 / sqrt(sum x^2 + 1e-6) of every key head of q and k, those of q over sqrt(K) too; a workgroup a row and head.
+// q and k of a delta rule, normed: each key head times 1 / sqrt(sum x^2 + 1e-6), those of q over sqrt(K) too, with zeros
+// up to whole vectors. A workgroup does a row and head; out come all heads of q, and then those of k.
 struct Params { rows: u32, heads: u32, k: u32, q_at: u32, q_row: u32, q_head: u32, k_at: u32, k_row: u32, k_head: u32 }
 var<immediate> p: Params;
 
@@ -18,10 +19,17 @@ fn main(
         qq = fma(q[q_from + j], q[q_from + j], qq);
         kk = fma(k[k_from + j], k[k_from + j], kk);
     }
-    qq = sum_all(lane, qq);
-    kk = sum_all(lane, kk);
-    if lane == 0u {
-        norms[2u * i] = 1.0 / sqrt((qq + 1e-6) * f32(p.k));
-        norms[2u * i + 1u] = 1.0 / sqrt(kk + 1e-6);
+    let q_norm = 1.0 / sqrt((sum_all(lane, qq) + 1e-6) * f32(p.k));
+    let k_norm = 1.0 / sqrt(sum_all(lane, kk) + 1e-6);
+    let all = p.rows * p.heads * 4u * FOURS;
+    for (var j = lane; j < 4u * FOURS; j += WG) {
+        var x = 0.0;
+        var y = 0.0;
+        if j < p.k {
+            x = q[q_from + j] * q_norm;
+            y = k[k_from + j] * k_norm;
+        }
+        normed[i * 4u * FOURS + j] = x;
+        normed[all + i * 4u * FOURS + j] = y;
     }
 }

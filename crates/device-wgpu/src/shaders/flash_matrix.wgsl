@@ -7,9 +7,11 @@
 // takes all sums through workgroup memory, which happens a few times a tile. Rows that did not grow are multiplied by
 // 1: no bit of a row depends on the others.
 //
-// Keys and values go through the same place in turn. While one is multiplied, the other is on its way into registers.
+// Keys and values are in f16 where HALVES is set. They go through the same place in turn, or each through its own where
+// BOTH is set; what is needed next is on its way into registers meanwhile.
 //
-// What stands before this gives `tile_of`, `key_end`, `seen`, `load_q`, `load` and `load_four`.
+// What stands before this gives `tile_of`, `key_end`, `seen`, `load_q`, `load_four`, which takes every element of a padded
+// head where HALVES is set, and `load` where it isn't.
 
 const KEYS: u32 = 32u;
 const THREADS: u32 = 2u * SPLIT * SLOTS;
@@ -37,16 +39,21 @@ alias Halves = f16;
 alias Floats = f32;
 const CELL: u32 = 1u;
 //#end
-// Keys and values in turn.
+// Keys and values in turn, or keys.
 var<workgroup> rows: array<Halves, KEYS * ROW / CELL>;
+//#if BOTH
+var<workgroup> value_rows: array<Halves, KEYS * ROW / CELL>;
+//#end
 // Scores; and sums when they are scaled or written out.
 var<workgroup> scores: array<Floats, SLOTS * SCORES / CELL>;
 // Queries, and then weights.
 var<workgroup> weights: array<Halves, SLOTS * WEIGHTS / CELL>;
 // What a row's sums are multiplied by; at the end what they are divided by.
 var<workgroup> factors: array<f32, SLOTS>;
-// Whether a base was set anew at these keys.
-var<workgroup> grown: atomic<u32>;
+// Whether a base was set anew at these keys. Four words, so that the other arrays, whose sizes are multiples of sixteen
+// bytes too, begin at such multiples however a driver lines them up: matrix units read from there, and silently from a
+// place before it where an array begins elsewhere.
+var<workgroup> grown: array<atomic<u32>, 4>;
 
 fn score_4(at: u32) -> vec4<f32> {
 //#if VECTORS
@@ -89,22 +96,54 @@ fn put_row_4(at: u32, h: vec4<f16>) {
 //#end
 }
 
+fn put_value_4(at: u32, h: vec4<f16>) {
+//#if BOTH
+//#if VECTORS
+    value_rows[at / 4u] = h;
+//#else
+//#each c 4
+    value_rows[at + {c}u] = h[{c}];
+//#end
+//#end
+//#else
+    put_row_4(at, h);
+//#end
+}
+
+//#if HALVES
+alias Raw = vec4<f16>;
+fn narrow(x: Raw) -> vec4<f16> { return x; }
+//#else
+alias Raw = vec4<f32>;
+fn narrow(x: Raw) -> vec4<f16> { return halves_of(x); }
+//#end
+
 // Fours of a tile of keys are numbered row by row: the row of number `i`, its first element, and where that is put.
 fn row_of(i: u32) -> u32 { return i / (PADDED / 4u); }
 fn element_of(i: u32) -> u32 { return i % (PADDED / 4u) * 4u; }
-fn put_four(i: u32, x: vec4<f32>) {
-    if i < KEYS * PADDED / 4u { put_row_4(row_of(i) * ROW + element_of(i), halves_of(x)); }
+fn put_keys(i: u32, x: Raw) {
+    if i < KEYS * PADDED / 4u { put_row_4(row_of(i) * ROW + element_of(i), narrow(x)); }
+}
+fn put_values(i: u32, x: Raw) {
+    if i < KEYS * PADDED / 4u { put_value_4(row_of(i) * ROW + element_of(i), narrow(x)); }
 }
 
-// Number `i` of the tile that begins at key `k0`. Zeros past the last key and past a head's elements.
-fn fetch(what: u32, tile: Tile, head: u32, k0: u32, end: u32, i: u32) -> vec4<f32> {
-    let key = k0 + row_of(i);
+// Number `i` of the tile that begins at key `k0`, zeros past a head's elements. The last key stands for those after it,
+// which weigh nothing: a load under a condition would wait for the one before.
+fn fetch(what: u32, tile: Tile, head: u32, k0: u32, end: u32, i: u32) -> Raw {
+    let key = min(k0 + row_of(i), end - 1u);
     let d = element_of(i);
+//#if HALVES
+    return load_four(what, tile, head, key, d);
+//#else
+    if N % 4u == 0u {
+        let x = load_four(what, tile, head, key, min(d, N - 4u));
+        return select(x, vec4(0.0), d >= N);
+    }
     var x = vec4(0.0);
-    if i >= KEYS * PADDED / 4u || key >= end || d >= N { return x; }
-    if N % 4u == 0u || d + 4u <= N { return load_four(what, tile, head, key, d); }
     for (var j = 0u; d + j < N; j++) { x[j] = load(what, tile, head, key, d + j); }
     return x;
+//#end
 }
 
 // Four elements of a query, so that scores come out as powers of two.
@@ -135,7 +174,7 @@ fn main(
     let row = t / LANES;
     let own = t % LANES * OWN;
     let limit = seen(tile, row % TILE);
-    if t == 0u { atomicStore(&grown, 0u); }
+    if t == 0u { atomicStore(&grown[0], 0u); }
 //#each b BLOCKS
 //#each i PIECES
     var q_{b}_{i} = coop_mat{SIDE}x{SIDE}<f16, A>();
@@ -159,17 +198,32 @@ fn main(
 //#end
 //#each e EACH
     var next_{e} = fetch(KEY, tile, head, 0u, end, t + {e}u * THREADS);
+//#if BOTH
+    var value_{e} = fetch(VALUE, tile, head, 0u, end, t + {e}u * THREADS);
+//#end
 //#end
     var base = NOTHING;
     var total = 0.0;
     for (var k0 = 0u; k0 < end; k0 += KEYS) {
         workgroupBarrier();
 //#each e EACH
-        put_four(t + {e}u * THREADS, next_{e});
+        put_keys(t + {e}u * THREADS, next_{e});
+//#if BOTH
+        put_values(t + {e}u * THREADS, value_{e});
+//#end
 //#end
         workgroupBarrier();
+//#if BOTH
+        if k0 + KEYS < end {
+//#each e EACH
+            next_{e} = fetch(KEY, tile, head, k0 + KEYS, end, t + {e}u * THREADS);
+            value_{e} = fetch(VALUE, tile, head, k0 + KEYS, end, t + {e}u * THREADS);
+//#end
+        }
+//#else
 //#each e EACH
         next_{e} = fetch(VALUE, tile, head, k0, end, t + {e}u * THREADS);
+//#end
 //#end
         // Scores of the subgroup's part of the keys.
 //#each c KEY_SQUARES
@@ -210,7 +264,7 @@ fn main(
             base = top - HIGH;
             total *= factor;
             // There is nothing to scale yet at the first keys, of which every row sees some.
-            if k0 > 0u { atomicStore(&grown, 1u); }
+            if k0 > 0u { atomicStore(&grown[0], 1u); }
         }
         if t % LANES == 0u { factors[row] = factor; }
 //#each j FOURS
@@ -222,16 +276,22 @@ fn main(
         }
 //#end
         // All have read the keys, and tell each other whether a base was set anew.
+//#if BOTH
+//#else
 //#each e EACH
-        put_four(t + {e}u * THREADS, next_{e});
+        put_values(t + {e}u * THREADS, next_{e});
 //#end
-        let any_grown = workgroupUniformLoad(&grown);
-        if t == 0u { atomicStore(&grown, 0u); }
+//#end
+        let any_grown = workgroupUniformLoad(&grown[0]);
+        if t == 0u { atomicStore(&grown[0], 0u); }
+//#if BOTH
+//#else
         if k0 + KEYS < end {
 //#each e EACH
             next_{e} = fetch(KEY, tile, head, k0 + KEYS, end, t + {e}u * THREADS);
 //#end
         }
+//#end
         if any_grown != 0u {
 //#each i OUTS
 //#each b BLOCKS
@@ -258,7 +318,11 @@ fn main(
 //#end
 //#each i OUTS
             {
+//#if BOTH
+                let v = coopLoadT<coop_mat{SIDE}x{SIDE}<f16, B>>(&value_rows[({c}u * SIDE * ROW + (part * OUTS + {i}u) * SIDE) / CELL], ROW / CELL);
+//#else
                 let v = coopLoadT<coop_mat{SIDE}x{SIDE}<f16, B>>(&rows[({c}u * SIDE * ROW + (part * OUTS + {i}u) * SIDE) / CELL], ROW / CELL);
+//#end
 //#each b BLOCKS
                 sum_{b}_{i} = coopMultiplyAdd(w_{b}, v, sum_{b}_{i});
 //#end

@@ -1,11 +1,11 @@
-// One row of a sequence over SPLIT keys of its cache: a workgroup a row, kv head and split. The heads that share the kv
-// head read its keys and values together.
+// One row of a sequence over SPLIT keys of its cache: a workgroup a row, split and GROUP heads, which read the keys and
+// values of their kv head together. TIMES as many heads share a kv head.
 //
 // A row in the tables: its number, keys that it sees, the first of the sequence's pages, and its first split.
 // Out come, for every head and split, the largest score, the sum of the weights, and the weighted values.
 //
-// There are few workgroups and nothing to hide a load behind but other loads: where keys lie is found once a block,
-// and a thread asks for many elements before it needs the first.
+// There are few workgroups and nothing to hide a load behind but other loads: a split is one step, a thread asks for all
+// that it needs before it needs the first, and what would cost a barrier to share is computed by all.
 struct Params {
     rows: u32, scale: f32,
     q_at: u32, q_row: u32, q_head: u32,
@@ -13,25 +13,42 @@ struct Params {
 }
 var<immediate> p: Params;
 
-const BLOCK: u32 = 64u;
-// Elements of a head that a thread multiplies; four threads share a key.
-const QUARTER: u32 = (N + 3u) / 4u;
-// Outputs a thread has; of one place in different heads where SAME is set.
-const OUTPUTS: u32 = (GROUP * N + 255u) / 256u;
-const SAME: u32 = select(0u, 1u, 256u % N == 0u);
-// Values asked for at a time.
-const AHEAD: u32 = 8u;
+const THREADS: u32 = 256u;
+// Vectors of four elements in a head; four threads share a key, STEPS vectors each.
+const FOURS: u32 = (N + 3u) / 4u;
+// Threads that share an output vector of all heads, and the keys of each.
+const OWN: u32 = SPLIT / SHARES;
 
-var<workgroup> queries: array<f32, GROUP * N>;
-var<workgroup> places: array<u32, BLOCK>;
-var<workgroup> quarters: array<f32, 4u * GROUP * BLOCK>;
-var<workgroup> scores: array<f32, GROUP * BLOCK>;
-var<workgroup> sixteenths: array<f32, GROUP * 16u>;
+var<workgroup> queries: array<vec4<f32>, GROUP * FOURS>;
+var<workgroup> places: array<u32, SPLIT>;
+var<workgroup> quarters: array<f32, 4u * GROUP * SPLIT>;
+var<workgroup> scores: array<f32, GROUP * SPLIT>;
+var<workgroup> weights: array<f32, GROUP * SPLIT>;
 var<workgroup> tops: array<f32, GROUP>;
-var<workgroup> totals: array<f32, GROUP>;
-var<workgroup> factors: array<f32, GROUP>;
+var<workgroup> sums: array<vec4<f32>, SHARES * FOURS>;
 
-@compute @workgroup_size(256)
+// Elements `4 i` to `4 i + 3` of a head, zeros past its last.
+fn query_part(at: u32, i: u32) -> vec4<f32> {
+    var x = vec4(0.0);
+//#each c 4
+    if 4u * i + {c}u < N { x[{c}] = q[at + 4u * i + {c}u]; }
+//#end
+    return x;
+}
+fn key_part(place: u32, i: u32) -> vec4<f32> {
+    if N % 4u == 0u || 4u * i + 4u <= N { return key_four(place + 4u * i); }
+    var x = vec4(0.0);
+    for (var j = 0u; j < N - 4u * i; j++) { x[j] = key_element(place + 4u * i + j); }
+    return x;
+}
+fn value_part(place: u32, i: u32) -> vec4<f32> {
+    if N % 4u == 0u || 4u * i + 4u <= N { return value_four(place + 4u * i); }
+    var x = vec4(0.0);
+    for (var j = 0u; j < N - 4u * i; j++) { x[j] = value_element(place + 4u * i + j); }
+    return x;
+}
+
+@compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let at = p.rows + 4u * group.z;
     let row = tables[at];
@@ -39,110 +56,81 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let first_page = tables[at + 2u];
     let k_first = group.x * SPLIT;
     if k_first >= seen { return; }
-    let kv_head = group.y;
-    let end = min(seen, k_first + SPLIT);
-    for (var i = lane; i < GROUP * N; i += 256u) {
-        queries[i] = q[p.q_at + row * p.q_row + (kv_head * GROUP + i / N) * p.q_head + i % N];
+    let kv_head = group.y / TIMES;
+    let head = group.y * GROUP;
+    let some = min(seen - k_first, SPLIT);
+    for (var i = lane; i < GROUP * FOURS; i += THREADS) {
+        queries[i] = query_part(p.q_at + row * p.q_row + (head + i / FOURS) * p.q_head, i % FOURS);
     }
-    if lane < GROUP {
-        tops[lane] = -3e38;
-        totals[lane] = 0.0;
-    }
-    var acc: array<f32, OUTPUTS>;
-    for (var i = 0u; i < OUTPUTS; i++) { acc[i] = 0.0; }
-    let key = lane % BLOCK;
-    let d_first = min(lane / BLOCK * QUARTER, N);
-    let d_end = min(d_first + QUARTER, N);
-    for (var k0 = k_first; k0 < end; k0 += BLOCK) {
-        let some = min(BLOCK, end - k0);
-        // Keys past the last stand for the first: they weigh nothing, and what lies there is finite.
-        if lane < BLOCK { places[lane] = cached(first_page, k0 + select(0u, lane, lane < some), kv_head); }
-        workgroupBarrier();
-        var s: array<f32, GROUP>;
-        for (var h = 0u; h < GROUP; h++) { s[h] = 0.0; }
+    // Keys past the last stand for the first: they weigh nothing, and what lies there is finite.
+    if lane < SPLIT { places[lane] = cached(first_page, k_first + select(0u, lane, lane < some), kv_head); }
+    workgroupBarrier();
+    // Scores, in quarters.
+    for (var key = lane / 4u; key < SPLIT; key += THREADS / 4u) {
         let place = places[key];
-        var d = d_first;
-        for (; d + 4u <= d_end; d += 4u) {
-            let x = key_four(place + d);
-            for (var h = 0u; h < GROUP; h++) {
-                let at = h * N + d;
-                s[h] = fma(queries[at], x.x, s[h]);
-                s[h] = fma(queries[at + 1u], x.y, s[h]);
-                s[h] = fma(queries[at + 2u], x.z, s[h]);
-                s[h] = fma(queries[at + 3u], x.w, s[h]);
-            }
+        let quarter = lane % 4u;
+//#each i STEPS
+        var x_{i} = vec4(0.0);
+        if quarter + 4u * {i}u < FOURS { x_{i} = key_part(place, quarter + 4u * {i}u); }
+//#end
+//#each h GROUP
+        {
+            var s = 0.0;
+//#each i STEPS
+            s += dot(queries[{h}u * FOURS + min(quarter + 4u * {i}u, FOURS - 1u)], x_{i});
+//#end
+            quarters[({h}u * 4u + quarter) * SPLIT + key] = s;
         }
-        for (; d < d_end; d++) {
-            let x = key_element(place + d);
-            for (var h = 0u; h < GROUP; h++) { s[h] = fma(queries[h * N + d], x, s[h]); }
+//#end
+    }
+    workgroupBarrier();
+    for (var i = lane; i < GROUP * SPLIT; i += THREADS) {
+        let begin = i / SPLIT * 4u * SPLIT + i % SPLIT;
+        let sum = ((quarters[begin] + quarters[begin + SPLIT]) + quarters[begin + 2u * SPLIT])
+            + quarters[begin + 3u * SPLIT];
+        scores[i] = select(-3e38, sum * p.scale, i % SPLIT < some);
+    }
+    workgroupBarrier();
+    for (var i = lane; i < GROUP * SPLIT; i += THREADS) {
+        let begin = i / SPLIT * SPLIT;
+        var top = scores[begin];
+        for (var j = 1u; j < SPLIT; j++) { top = max(top, scores[begin + j]); }
+        weights[i] = exp_f(scores[i] - top);
+        if i == begin { tops[i / SPLIT] = top; }
+    }
+    workgroupBarrier();
+    // Outputs: a vector of all heads over some of the keys, then all together.
+    let share = lane / FOURS;
+    let four = lane % FOURS;
+//#each h GROUP
+    var acc_{h} = vec4(0.0);
+//#end
+    if share < SHARES {
+        for (var t = share * OWN; t < (share + 1u) * OWN; t++) {
+            let x = value_part(places[t], four);
+//#each h GROUP
+            acc_{h} = fma(vec4(weights[{h}u * SPLIT + t]), x, acc_{h});
+//#end
         }
-        for (var h = 0u; h < GROUP; h++) { quarters[(h * 4u + lane / BLOCK) * BLOCK + key] = s[h]; }
-        workgroupBarrier();
-        for (var i = lane; i < GROUP * BLOCK; i += 256u) {
-            let begin = i / BLOCK * 4u * BLOCK + i % BLOCK;
-            let sum = ((quarters[begin] + quarters[begin + BLOCK]) + quarters[begin + 2u * BLOCK])
-                + quarters[begin + 3u * BLOCK];
-            scores[i] = select(-3e38, sum * p.scale, i % BLOCK < some);
-        }
-        workgroupBarrier();
-        for (var i = lane; i < GROUP * 16u; i += 256u) {
-            let begin = 4u * i;
-            sixteenths[i] = max(max(scores[begin], scores[begin + 1u]), max(scores[begin + 2u], scores[begin + 3u]));
-        }
-        workgroupBarrier();
-        if lane < GROUP {
-            let before = tops[lane];
-            var top = before;
-            for (var i = 0u; i < 16u; i++) { top = max(top, sixteenths[lane * 16u + i]); }
-            tops[lane] = top;
-            factors[lane] = exp_f(before - top);
-        }
-        workgroupBarrier();
-        for (var i = lane; i < GROUP * 16u; i += 256u) {
-            let begin = 4u * i;
-            var sum = 0.0;
-            for (var j = begin; j < begin + 4u; j++) {
-                let w = exp_f(scores[j] - tops[i / 16u]);
-                scores[j] = w;
-                sum += w;
-            }
-            sixteenths[i] = sum;
-        }
-        workgroupBarrier();
-        if lane < GROUP {
-            var sum = 0.0;
-            for (var i = 0u; i < 16u; i++) { sum += sixteenths[lane * 16u + i]; }
-            totals[lane] = fma(totals[lane], factors[lane], sum);
-        }
-        for (var i = 0u; i < OUTPUTS; i++) { acc[i] *= factors[min((lane + 256u * i) / N, GROUP - 1u)]; }
-        if lane < GROUP * N {
-            for (var t = 0u; t < some; t += AHEAD) {
-                var x: array<f32, AHEAD>;
-                if SAME == 1u {
-                    for (var j = 0u; j < AHEAD; j++) { x[j] = value_element(places[t + j] + lane % N); }
-                }
-                for (var i = 0u; i < OUTPUTS; i++) {
-                    let o = lane + 256u * i;
-                    if o >= GROUP * N { continue; }
-                    if SAME == 0u {
-                        for (var j = 0u; j < AHEAD; j++) { x[j] = value_element(places[t + j] + o % N); }
-                    }
-                    for (var j = 0u; j < AHEAD; j++) {
-                        acc[i] = fma(scores[o / N * BLOCK + t + j], x[j], acc[i]);
-                    }
-                }
-            }
-        }
-        workgroupBarrier();
     }
     let split = tables[at + 3u] + group.x;
-    let record = (split * p.kv_heads + kv_head) * GROUP;
-    for (var i = 0u; i < OUTPUTS; i++) {
-        let o = lane + 256u * i;
-        if o < GROUP * N { parts[(record + o / N) * (N + 2u) + 2u + o % N] = acc[i]; }
+    let record = split * p.kv_heads * TIMES * GROUP + head;
+//#each h GROUP
+    workgroupBarrier();
+    if share < SHARES { sums[lane] = acc_{h}; }
+    workgroupBarrier();
+    if lane < FOURS {
+        var sum = sums[lane];
+        for (var i = 1u; i < SHARES; i++) { sum += sums[i * FOURS + lane]; }
+        for (var j = 0u; j < min(4u, N - 4u * lane); j++) {
+            parts[(record + {h}u) * (N + 2u) + 2u + 4u * lane + j] = sum[j];
+        }
     }
+//#end
     if lane < GROUP {
+        var total = 0.0;
+        for (var t = 0u; t < SPLIT; t++) { total += weights[lane * SPLIT + t]; }
         parts[(record + lane) * (N + 2u)] = tops[lane];
-        parts[(record + lane) * (N + 2u) + 1u] = totals[lane];
+        parts[(record + lane) * (N + 2u) + 1u] = total;
     }
 }

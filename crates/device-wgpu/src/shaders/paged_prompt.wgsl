@@ -27,14 +27,26 @@ fn load_q(tile: Tile, head: u32, row: u32, d: u32) -> f32 {
 const KEY: u32 = 0u;
 const VALUE: u32 = 1u;
 
+//#if HALVES
+//#else
 fn load(what: u32, tile: Tile, head: u32, key: u32, d: u32) -> f32 {
     let at = cached(tile.pages, key, head / p.shared_by) + d;
     if what == KEY { return key_element(at); }
     return value_element(at);
 }
+//#end
 
+//#if HALVES
+// Fours of f16 that begin at whole fours; zeros past a head's elements.
+fn load_four(what: u32, tile: Tile, head: u32, key: u32, d: u32) -> vec4<f16> {
+    let at = cached(tile.pages, key, head / p.shared_by) + min(d, N - 4u);
+    let four = select(v_cache[(p.v_at + 2u * at) >> 3u], k_cache[(p.k_at + 2u * at) >> 3u], what == KEY);
+    return select(four, vec4<f16>(), d >= N);
+}
+//#else
 fn load_four(what: u32, tile: Tile, head: u32, key: u32, d: u32) -> vec4<f32> {
     let at = cached(tile.pages, key, head / p.shared_by) + d;
     if what == KEY { return key_four(at); }
     return value_four(at);
 }
+//#end

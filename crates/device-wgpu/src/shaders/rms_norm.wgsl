@@ -1,4 +1,7 @@
 // out = x / sqrt(mean(x^2) + eps) * (weight + ONE_PLUS) [* silu(gate)], a workgroup a row.
+//
+// WIDE rows are whole vectors, have no gate, and are held in registers. Weights are asked for with the row, before its sum
+// is known, and nothing is loaded under a condition: those loads would wait for each other.
 struct Params {
     n: u32, heads: u32, rows: u32, eps: f32,
     x_at: u32, x_row: u32, x_head: u32,
@@ -18,6 +21,24 @@ fn main(
     if r >= p.rows { return; }
     let row = r / p.heads;
     let head = r % p.heads;
+//#if WIDE
+    let source = (p.x_at + row * p.x_row + head * p.x_head) / 4u;
+    let to = (p.out_at + row * p.out_row + head * p.out_head) / 4u;
+    let fours = p.n / 4u;
+//#each e EACH
+    let i_{e} = lane + {e}u * WG;
+    let x_{e} = x[source + min(i_{e}, fours - 1u)];
+    let w_{e} = weight_f4(p.weight_at, 4u * min(i_{e}, fours - 1u)) + vec4(f32(ONE_PLUS));
+//#end
+    var squares = 0.0;
+//#each e EACH
+    squares += select(0.0, dot(x_{e}, x_{e}), i_{e} < fours);
+//#end
+    let scale = 1.0 / sqrt(sum_all(lane, squares) / f32(p.n) + p.eps);
+//#each e EACH
+    if i_{e} < fours { out[to + i_{e}] = x_{e} * scale * w_{e}; }
+//#end
+//#else
     let source = p.x_at + row * p.x_row + head * p.x_head;
     let to = p.out_at + row * p.out_row + head * p.out_head;
     var squares = 0.0;
@@ -33,4 +54,5 @@ fn main(
         }
         out[to + i] = y;
     }
+//#end
 }

@@ -21,6 +21,8 @@ pub use mix::{Attention, PagedAttention, Rope, Snapshot, Span, StoreKv};
 pub use norm::{LayerNorm, RmsNorm};
 pub use unit::{Acquire, Release, UnitSource};
 
+use crate::View;
+
 macro_rules! ops {
     ($($(#[doc = $doc:literal])* $name:ident,)*) => {
         /// Any op.
@@ -81,4 +83,22 @@ ops! {
     Acquire,
     /// Gives weights back.
     Release,
+}
+
+impl Op<'_> {
+    /// The name, and of a linear layer rows x inputs x outputs and what its weights are stored as: for timings.
+    pub fn label(&self) -> String {
+        let linear = |x: &View<'_>, weight: &LinearWeight<'_>, out: &View<'_>| {
+            let stored = match weight {
+                LinearWeight::View(view) => view.dtype().to_string(),
+                LinearWeight::Scaled(scaled) => format!("{:?}", scaled.form),
+            };
+            format!("{} {}x{}x{} {stored}", self.name(), x.dim(0), x.dim(1), out.dim(1))
+        };
+        match self {
+            Op::Matmul(op) => linear(&op.x, &op.weight, &op.out),
+            Op::GatedMatmul(op) => linear(&op.x, &op.gate, &op.out),
+            _ => self.name().into(),
+        }
+    }
 }

@@ -9,8 +9,8 @@ use turbospark_device::op::{Experts, GatedMatmul, Matmul, Router, SigmoidGate, U
 use turbospark_device::{DeviceError, Expert, ExpertSource, LinearWeight, Pass, ScaledWeight, View, WeightLayout};
 use turbospark_tensor::mutant::{Mutant, active};
 
-use crate::stream::PooledExperts;
-use crate::trunk::Step;
+use crate::stream::{PooledExperts, Seen};
+use crate::trunk::{Layer, Step};
 use crate::weight::Matrix;
 
 #[derive(Clone, Debug)]
@@ -58,11 +58,12 @@ pub(crate) struct RoutedScratch<'a> {
     pub shared: View<'a>,
 }
 
-/// Puts the next layer's router to what this one's mixer left, so that experts which aren't in memory are read early.
-pub(crate) fn guess_next<'a>(pass: &mut Pass<'a>, s: &MlpScratch<'a>, step: &Step<'a>) {
-    let Some(next) = step.next else { return };
+/// Puts the router of the next layer to what is there now, so that experts which aren't in memory are read early: to what
+/// this layer's mixer left, and to what all of it did.
+pub(crate) fn guess<'a>(pass: &mut Pass<'a>, next: Option<&'a Layer>, seen: Seen, s: &MlpScratch<'a>, step: &Step<'a>) {
+    let Some(next) = next else { return };
     let (Mlp::Moe(w), Some(r)) = (&next.mlp, &s.routed) else { return };
-    let Some(guesses) = w.experts.guesses() else { return };
+    let Some(guesses) = w.experts.guesses(seen) else { return };
     next.post_attention_norm.apply(pass, step.x, step.normed);
     pass.matmul(Matmul { prompt_rows: step.prompt_rows, ..Matmul::new(step.normed, w.router.view(), r.logits) });
     pass.router(Router { logits: r.logits, normalise: false, ids: r.ids, weights: r.weights, source: Some(guesses) });
@@ -147,9 +148,9 @@ pub(crate) enum Routed {
 }
 
 impl Routed {
-    fn guesses(&self) -> Option<&dyn ExpertSource> {
+    fn guesses(&self, seen: Seen) -> Option<&dyn ExpertSource> {
         let Routed::Pooled(experts) = self else { return None };
-        Some(experts.guesses()?)
+        Some(experts.guesses(seen)?)
     }
 
     fn source(&self) -> &dyn ExpertSource {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use turbospark_device::{Buffer, DeviceError, WeightLayout};
 use turbospark_tensor::quant::requantise;
 use turbospark_tensor::{DType, Shape};
-use turbospark_weights::{FileId, Linear, Mapping, Piece, Scaled};
+use turbospark_weights::{FileId, Linear, Mapping, Pace, Piece, Scaled};
 
 use super::{Loader, Planned};
 use crate::quant::{Quant, Role, requantise_transposed};
@@ -75,7 +75,7 @@ impl Loader<'_> {
             None => self.direct.insert(direct_files(checkpoint)?),
         };
         self.device.fill(buffer.bytes(), &mut |out| {
-            reads.read(checkpoint, files, out, &|| false).map(drop).map_err(std::io::Error::other)
+            reads.read(checkpoint, files, out, Pace::Full, &|| false).map(drop).map_err(std::io::Error::other)
         })?;
         Ok(Weight::new(Arc::new(buffer), offsets[0], piece.dtype(), piece.shape()))
     }

@@ -162,7 +162,11 @@ impl<'a> Loader<'a> {
         self.loaded = loaded;
         let deepstack_blocks = config.vision.as_ref().map_or(Vec::new(), |v| v.deepstack_visual_indexes.clone());
         let trunk = self.trunk(&config, deepstack_blocks)?;
-        let skipped_tensors = self.claims.finish(KNOWN_SKIPS)?;
+        let names = self.claims.checkpoint().entries().map(|(name, _)| name);
+        // Older files of Llama have the angles' frequencies, which follow from the configuration.
+        let frequencies = names.filter(|name| name.ends_with(".rotary_emb.inv_freq"));
+        let skips: Vec<&str> = KNOWN_SKIPS.iter().copied().chain(frequencies).collect();
+        let skipped_tensors = self.claims.finish(&skips)?;
         let model = Model { config, trunk, vision, skipped_tensors, counters: None };
         Ok(Loaded { model, plan: self.plan.unwrap_or_default(), streamed: self.streamed, pooled: self.pooled })
     }

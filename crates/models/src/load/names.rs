@@ -6,7 +6,6 @@ use turbospark_tensor::{DType, Shape};
 use turbospark_weights::Linear;
 
 use super::{Loader, Planned};
-use crate::Result;
 use crate::blocks::attention::AttentionWeights;
 use crate::blocks::delta::DeltaWeights;
 use crate::blocks::mlp::{DenseWeights, Mlp, MoeWeights, ResidentExperts, Routed};
@@ -18,6 +17,7 @@ use crate::stream::{ExpertReads, Part, StreamedTable};
 use crate::trunk::{Embedding, Head, Layer, Mixer, Norm, Trunk};
 use crate::vision_tower::VisionTower;
 use crate::weight::{Affine, Matrix};
+use crate::{ModelError, Result};
 
 impl Loader<'_> {
     fn affine(&mut self, name: &str, out: usize, inner: usize) -> Result<Affine> {
@@ -103,6 +103,9 @@ impl Loader<'_> {
             Embedding::Table(embed) if tied => Head::Whole(embed.clone()),
             Embedding::Table(_) => Head::Whole(self.linear("lm_head.weight", &table, Role::Head)?),
         };
+        if tied {
+            self.head_twice(&name, &table)?;
+        }
         let rope = TextRope::new(&c.rope);
         let family = config.family;
         let (ring, units) = Default::default();
@@ -125,6 +128,23 @@ impl Loader<'_> {
         let parts = self.streamed.as_ref().map(|s| s.head.clone()).unwrap_or_default();
         let bring = |(first, part, unit)| Ok((first, self.bring_linear("lm_head.weight", &part)?, unit));
         parts.into_iter().map(bring).collect()
+    }
+
+    /// A head that is stored although it is the embedding: some writers copy it. Another one is refused, for programs
+    /// differ in which of the two they use.
+    fn head_twice(&mut self, embedding: &str, dims: &[usize]) -> Result<()> {
+        const HEAD: &str = "lm_head.weight";
+        if !self.claims.contains(HEAD) {
+            return Ok(());
+        }
+        let (table, head) = (
+            self.claims.take_linear(embedding, Shape::new(dims))?,
+            self.claims.take_linear(HEAD, Shape::new(dims)).map_err(|_| ModelError::TiedHead)?,
+        );
+        match table.same_bytes(&head, self.claims.checkpoint())? {
+            true => Ok(()),
+            false => Err(ModelError::TiedHead),
+        }
     }
 
     fn norm(&mut self, name: &str, n: usize, c: &TextConfig, one_plus: bool) -> Result<Norm> {

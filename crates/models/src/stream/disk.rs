@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use turbospark_device::{Buffer, Device, DeviceError};
-use turbospark_weights::{Checkpoint, DirectFile};
+use turbospark_weights::{Checkpoint, DirectFile, Pace};
 
 use super::reads::Reads;
 use crate::Result;
@@ -100,11 +100,17 @@ impl Disk {
 
     /// Reads a unit to its slot: the bytes that were read, and whether that was all; fewer where the pass or, as `stop`
     /// says, the unit is wanted no longer. The error is in words, since several may have to be told it.
-    pub fn fill(&self, reads: &Reads, slot: &Buffer, stop: &(dyn Fn() -> bool + Sync)) -> Result<(u64, bool), String> {
+    pub fn fill(
+        &self,
+        reads: &Reads,
+        slot: &Buffer,
+        pace: Pace,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Result<(u64, bool), String> {
         let stop = || self.counters.is_cancelled() || stop();
         let mut done = (0, true);
         let read = self.device.fill(slot.bytes(), &mut |out| {
-            done = reads.read(&self.checkpoint, &self.files, out, &stop).map_err(std::io::Error::other)?;
+            done = reads.read(&self.checkpoint, &self.files, out, pace, &stop).map_err(std::io::Error::other)?;
             Ok(())
         });
         self.counters.bytes.fetch_add(done.0, Ordering::Relaxed);

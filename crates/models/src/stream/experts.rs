@@ -15,7 +15,7 @@ use turbospark_device::op::UseExpert;
 use turbospark_device::{DeviceError, Expert, ExpertSource};
 
 use super::disk::LOOK;
-use super::guess::Guesses;
+use super::guess::{Guesses, Seen};
 use super::pool::{Announced, Pool, Shared};
 
 /// The experts of one layer, from the pool.
@@ -24,13 +24,14 @@ pub(crate) struct PooledExperts {
     pool: Arc<Pool>,
     /// Its number among the layers of the pool.
     layer: usize,
-    /// Where the layer before says what this one is likely to choose.
-    guesses: Guesses,
+    /// Where the layer before says what this one is likely to choose, from its mixer's output and from its own.
+    guesses: [Guesses; 2],
 }
 
 impl PooledExperts {
     pub fn new(pool: Arc<Pool>, layer: usize) -> Self {
-        PooledExperts { guesses: Guesses { pool: pool.clone(), layer }, pool, layer }
+        let guesses = [Seen::Mixer, Seen::Layer].map(|seen| Guesses { pool: pool.clone(), layer, seen });
+        PooledExperts { guesses, pool, layer }
     }
 
     /// Bytes of all of them.
@@ -40,8 +41,8 @@ impl PooledExperts {
 
     /// Where to say what this layer is likely to choose; `None` where nothing is read a second time, and on a device
     /// that doesn't announce choices.
-    pub fn guesses(&self) -> Option<&Guesses> {
-        (!self.pool.holds_all() && self.pool.heard.load(Ordering::Relaxed)).then_some(&self.guesses)
+    pub fn guesses(&self, seen: Seen) -> Option<&Guesses> {
+        (!self.pool.holds_all() && self.pool.heard.load(Ordering::Relaxed)).then_some(&self.guesses[seen as usize])
     }
 
     /// Begins to read what is missing.

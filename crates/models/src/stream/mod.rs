@@ -22,7 +22,8 @@ use turbospark_weights::{Checkpoint, DirectFile, Linear, Piece};
 use disk::Disk;
 pub use disk::{Choice, Counters};
 pub(crate) use experts::PooledExperts;
-pub use pool::Pool;
+pub(crate) use guess::Seen;
+pub use pool::{Pool, READERS};
 pub(crate) use reads::{ExpertReads, Part, Reads};
 pub use ring::Ring;
 use ring::{Cycle, slot_of};
@@ -75,6 +76,10 @@ pub struct UnitSizes {
     pub quantised: bool,
     /// Of what is quantised, bytes of the largest tensor as it is stored.
     pub largest_source: u64,
+    /// Bytes of the largest tensor beside experts and tables, and of the largest that experts lie in.
+    pub largest: u64,
+    /// See [`UnitSizes::largest`].
+    pub largest_of_experts: u64,
 }
 
 impl UnitSizes {
@@ -92,7 +97,9 @@ impl UnitSizes {
         let mut sizes = UnitSizes { cuts: true, ..UnitSizes::default() };
         let (mut units, mut experts) = (BTreeMap::new(), BTreeMap::new());
         for (name, dims, bytes) in tensors {
-            match unit_of(name) {
+            let unit = unit_of(name);
+            sizes.see(unit, is_table(name), bytes);
+            match unit {
                 Some(UnitName::Expert(layer)) => {
                     let (count, sum) = experts.entry(layer).or_insert((dims[0], 0));
                     *sum += bytes / *count as u64;
@@ -116,6 +123,14 @@ impl UnitSizes {
         sizes
     }
 
+    fn see(&mut self, unit: Option<UnitName>, is_table: bool, bytes: u64) {
+        match unit {
+            Some(UnitName::Expert(_)) => self.largest_of_experts = self.largest_of_experts.max(bytes),
+            None if is_table => {}
+            _ => self.largest = self.largest.max(bytes),
+        }
+    }
+
     /// The sizes of a planned model's units.
     pub fn of(planned: &[Planned]) -> Self {
         let mut sizes = UnitSizes { cuts: true, ..UnitSizes::default() };
@@ -131,7 +146,9 @@ impl UnitSizes {
                 sizes.quantised = true;
                 sizes.largest_source = sizes.largest_source.max(stored);
             }
-            match unit_of(&tensor.name) {
+            let unit = unit_of(&tensor.name);
+            sizes.see(unit, is_table(&tensor.name), bytes);
+            match unit {
                 Some(UnitName::Expert(layer)) => {
                     let name = tensor.name.split(".experts.").nth(1).unwrap_or_default();
                     let single = name.split('.').next().is_some_and(|e| e.parse::<usize>().is_ok());
@@ -337,12 +354,14 @@ impl Streamed {
     }
 }
 
-/// Below this, memory isn't aligned for direct reads.
+/// Below this, memory of its own isn't aligned for direct reads.
 pub(crate) const MIN_SLOT: usize = 2 << 20;
 
 fn slots(device: &Arc<dyn Device>, label: &str, count: usize, bytes: usize) -> Result<Vec<Arc<Buffer>>> {
-    let slot = |_| device.alloc(label, bytes.max(MIN_SLOT)).map(Arc::new);
-    Ok((0..count).map(slot).collect::<Result<_, _>>()?)
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    Ok(device.alloc_slots(label, count, bytes)?.into_iter().map(Arc::new).collect())
 }
 
 /// All files of a checkpoint for direct reads.

@@ -9,14 +9,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use turbospark_device::{Buffer, DeviceError};
+use turbospark_weights::Pace;
 
 use super::disk::Disk;
-use super::guess::{Guess, Trust};
+use super::guess::{Guess, Trusts};
 use super::policy::{Key, Places, Policy};
 use super::reads::ExpertReads;
 
 /// Experts that are read at once; each in parts, so that there are enough requests for a drive's queue.
-const READERS: usize = 2;
+pub const READERS: usize = 2;
 
 /// Slots for experts of all layers, and the threads that fill them.
 pub struct Pool {
@@ -49,8 +50,10 @@ pub(super) struct State {
     /// What the layer after that is going to choose, and what the one after the next announcement is.
     pub guess: Option<Guess>,
     pub next_guess: Option<Guess>,
-    /// In guesses, by layer and rank.
-    pub trust: Vec<Vec<Trust>>,
+    /// In guesses, by layer.
+    pub trust: Vec<Trusts>,
+    /// How many readers are at work.
+    reading: usize,
     stop: bool,
 }
 
@@ -88,7 +91,8 @@ impl Pool {
             owed: 0,
             guess: None,
             next_guess: None,
-            trust: vec![Vec::new(); experts.len()],
+            trust: vec![Trusts::default(); experts.len()],
+            reading: 0,
             stop: false,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
@@ -139,7 +143,11 @@ impl Shared {
             if state.stop {
                 return;
             }
-            let Some(at) = state.wanted.pop_front().or_else(|| state.likely.pop_front()) else {
+            let wanted = state.wanted.pop_front();
+            // What is likely only waits less: alone, and in small pieces, so that it soon makes way.
+            let calmly = wanted.is_none();
+            let likely = |state: &mut State| if state.reading == 0 { state.likely.pop_front() } else { None };
+            let Some(at) = wanted.or_else(|| likely(&mut state)) else {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
@@ -149,10 +157,13 @@ impl Shared {
                 self.changed.notify_all();
                 continue;
             }
+            state.reading += 1;
             drop(state);
             let in_vain = || self.lock().slots[at].in_vain;
-            let read = self.disk.fill(&self.experts[layer][expert].reads, &self.slots[at], &in_vain);
+            let pace = if calmly { Pace::Calm } else { Pace::Full };
+            let read = self.disk.fill(&self.experts[layer][expert].reads, &self.slots[at], pace, &in_vain);
             state = self.lock();
+            state.reading -= 1;
             let bytes = read.as_ref().map_or(0, |&(bytes, _)| bytes);
             let counters = &self.disk.counters;
             counters.expert_bytes.fetch_add(bytes, Ordering::Relaxed);

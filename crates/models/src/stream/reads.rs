@@ -2,7 +2,7 @@
 
 use turbospark_device::{Buffer, LinearWeight, ScaledWeight, View, WeightLayout};
 use turbospark_tensor::{DType, ScaledForm, Shape};
-use turbospark_weights::{Checkpoint, DirectFile, DirectRead, FileId, Linear, Piece, Place, read_together};
+use turbospark_weights::{Checkpoint, DirectFile, DirectRead, FileId, Linear, Pace, Piece, Place, read_together};
 
 use crate::Result;
 
@@ -95,6 +95,7 @@ impl Reads {
         checkpoint: &Checkpoint,
         files: &[DirectFile],
         slot: &mut [u8],
+        pace: Pace,
         stop: &(dyn Fn() -> bool + Sync),
     ) -> Result<(u64, bool)> {
         let mut rest = &mut *slot;
@@ -107,7 +108,7 @@ impl Reads {
             (rest, at) = (later, run.at + run.len);
         }
         let needed: usize = reads.iter().map(|read| read.needed).sum();
-        let read = read_together(reads, stop)?;
+        let read = read_together(reads, pace, stop)?;
         if read < needed as u64 {
             return Ok((read, false));
         }

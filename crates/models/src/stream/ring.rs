@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use turbospark_device::{Buffer, DeviceError, UnitSource};
+use turbospark_weights::Pace;
 
 use super::disk::{Disk, LOOK};
 use super::reads::Reads;
@@ -127,7 +128,7 @@ impl Shared {
             let place = (step % state.cycle.count as u64) as usize;
             let unit = state.cycle.first + place;
             drop(state);
-            let read = self.disk.fill(&self.units[unit], &self.slots[place % self.slots.len()], &|| false);
+            let read = self.disk.fill(&self.units[unit], &self.slots[place % self.slots.len()], Pace::Full, &|| false);
             state = self.lock();
             if state.turn == turn {
                 match read {

@@ -24,7 +24,7 @@ pub mod work;
 
 use std::time::{Duration, Instant};
 
-use turbospark_device::{Inputs, Limits, Precision};
+use turbospark_device::{Inputs, Limits, MemoryKind, OpTime, Precision};
 use turbospark_models::{ModelError, Patches, VisionInput};
 use turbospark_vision::{Picture, Rgb};
 
@@ -49,6 +49,8 @@ pub struct BenchOptions {
     pub batch: usize,
     /// Timed runs of each part.
     pub reps: usize,
+    /// One more run of each part, with its ops timed one by one.
+    pub ops: bool,
     /// Ends it between two runs or tokens.
     pub cancel: Cancel,
 }
@@ -62,6 +64,7 @@ impl Default for BenchOptions {
             depth: 128,
             batch: 1,
             reps: 3,
+            ops: false,
             cancel: Cancel::new(),
         }
     }
@@ -127,6 +130,8 @@ pub struct Encode {
     pub flops: EncodeFlops,
     /// Each run.
     pub times: Vec<Duration>,
+    /// What each op took in one more run, where [asked for](BenchOptions::ops) and the device tells.
+    pub ops: Option<Vec<OpTime>>,
 }
 
 /// Times of one prompt in the trunk, with the logits of its last token.
@@ -139,6 +144,8 @@ pub struct Prefill {
     pub flops: TokenFlops,
     /// Each run.
     pub times: Vec<Duration>,
+    /// What each op took in one more run, where [asked for](BenchOptions::ops) and the device tells.
+    pub ops: Option<Vec<OpTime>>,
 }
 
 /// Times of decoding, without sampling.
@@ -159,6 +166,9 @@ pub struct Decode {
     pub flops: TokenFlops,
     /// Each run, of `tokens` passes.
     pub times: Vec<Duration>,
+    /// What each op took in one more run, with what of the prompt was not in the cache, where
+    /// [asked for](BenchOptions::ops) and the device tells.
+    pub ops: Option<Vec<OpTime>>,
     /// Where weights stay on the disk: what all timed runs read.
     pub streaming: Option<Streaming>,
 }
@@ -305,8 +315,11 @@ pub fn bench(model: &Model, options: &BenchOptions, progress: &mut dyn FnMut(Sta
 /// What measuring the machine's memory may take.
 const LIMITS_ROOM: u64 = 5 << 28;
 
-/// One untimed run and `reps` timed ones; a run gives its own time.
-fn timed(options: &BenchOptions, mut run: impl FnMut() -> Result<Duration>) -> Result<Vec<Duration>> {
+/// Each run's time, and what ops took in a last one.
+type Times = (Vec<Duration>, Option<Vec<OpTime>>);
+
+/// One untimed run and `reps` timed ones, and one for ops; a run gives its own time.
+fn timed(model: &Model, options: &BenchOptions, mut run: impl FnMut() -> Result<Duration>) -> Result<Times> {
     let mut times = Vec::new();
     for _ in 0..=options.reps {
         if options.cancel.is_cancelled() {
@@ -315,29 +328,41 @@ fn timed(options: &BenchOptions, mut run: impl FnMut() -> Result<Duration>) -> R
         times.push(run()?);
     }
     times.remove(0);
-    Ok(times)
+    let mut ops = None;
+    if options.ops {
+        let mut done = Ok(Duration::ZERO);
+        ops = model.device().time_ops(&mut || done = run())?;
+        done?;
+    }
+    Ok((times, ops))
 }
 
 fn encode(model: &Model, (width, height): (usize, usize), options: &BenchOptions) -> Result<Encode> {
     let tower = model.inner.model.vision.as_ref().ok_or(ModelError::NoVision)?;
     let picture = picture(model, width, height)?;
     let grid_thw = [picture.grid.t, picture.grid.h, picture.grid.w];
-    let times = timed(options, || {
+    // A processor's time is also that of making patches, a thousandth of it; an adapter's isn't the host's.
+    let ready = if model.device().memory_kind() == MemoryKind::Host { Vec::new() } else { picture.patches() };
+    let times = timed(model, options, || {
         let mut engine = model.engine();
         let began = Instant::now();
         let write = |range, out: &mut [f32]| picture.write_some_patches(range, out).expect("a range of its patches");
-        let input = VisionInput { grid_thw, patches: Patches::Made { values: picture.patches_len(), write: &write } };
+        let made = Patches::Made { values: picture.patches_len(), write: &write };
+        let patches = if ready.is_empty() { made } else { Patches::Whole(&ready) };
+        let input = VisionInput { grid_thw, patches };
         tower.encode(model.device(), &[input], &mut engine.vision_scratch, None)?;
         model.device().finish()?;
         Ok(began.elapsed())
     });
     model.engine().vision_scratch.clear();
+    let (times, ops) = times?;
     Ok(Encode {
         size: (width, height),
         grid_thw,
         tokens: picture.tokens(),
         flops: EncodeFlops::of(tower.config(), grid_thw),
-        times: times?,
+        times,
+        ops,
     })
 }
 
@@ -357,11 +382,11 @@ fn picture(model: &Model, width: usize, height: usize) -> Result<Picture> {
 fn prefill(model: &Model, tokens: usize, options: &BenchOptions) -> Result<Prefill> {
     let prompt = prompt(model, tokens, 2)?;
     let mut session = model.session();
-    let times = timed(options, || {
+    let (times, ops) = timed(model, options, || {
         session.clear();
         Ok(session.prefill(&prompt, &options.cancel, &mut |_| ())?.prefill)
     })?;
-    Ok(Prefill { tokens, flops: TokenFlops::of(model.config(), 0, tokens, 1), times })
+    Ok(Prefill { tokens, flops: TokenFlops::of(model.config(), 0, tokens, 1), times, ops })
 }
 
 fn decode(model: &Model, options: &BenchOptions) -> Result<Decode> {
@@ -372,7 +397,7 @@ fn decode(model: &Model, options: &BenchOptions) -> Result<Decode> {
     let streams = model.memory_plan().streams();
     let mut disk = Vec::new();
     let mut reads: Vec<Reads> = Vec::new();
-    let times = timed(options, || {
+    let (times, ops) = timed(model, options, || {
         // Back to the prompt; most of it is in the cache.
         for (session, prompt) in sessions.iter_mut().zip(&prompts) {
             session.prefill(prompt, &options.cancel, &mut |_| ())?;
@@ -397,6 +422,7 @@ fn decode(model: &Model, options: &BenchOptions) -> Result<Decode> {
         Ok(took)
     })?;
     reads.remove(0); // untimed
+    reads.truncate(options.reps);
     let all = reads.iter().fold(Reads::default(), |all, run| all.and(run));
     let streaming = streams.then(|| Streaming {
         reads: all,
@@ -423,6 +449,7 @@ fn decode(model: &Model, options: &BenchOptions) -> Result<Decode> {
             head: batched(one.head),
         },
         times,
+        ops,
         streaming,
     })
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use turbospark_device::Device;
-use turbospark_weights::{Checkpoint, DirectFile, DirectRead, read_together};
+use turbospark_weights::{Checkpoint, DirectFile, DirectRead, Pace, read_together};
 
 use crate::Result;
 
@@ -73,7 +73,8 @@ fn measure(device: &dyn Device, file: &DirectFile, length: u64) -> Result<Option
                 break;
             }
             let out = &mut memory[..needed.next_multiple_of(DirectFile::ALIGN)];
-            read_together(vec![DirectRead { file, offset, needed, out }], &|| false).map_err(std::io::Error::other)?;
+            let reads = vec![DirectRead { file, offset, needed, out }];
+            read_together(reads, Pace::Full, &|| false).map_err(std::io::Error::other)?;
             read += needed as u64;
         }
         speed = (read > 0).then(|| read as f64 / began.elapsed().as_secs_f64());

@@ -59,6 +59,8 @@ pub struct Term {
     pub what: String,
     /// Bytes.
     pub bytes: u64,
+    /// Whether they are of a graphics adapter's own memory, and not of the machine's.
+    pub on_adapter: bool,
 }
 
 /// What memory is used for, and what a token costs in reads.
@@ -67,6 +69,9 @@ pub struct Term {
 pub struct MemoryPlan {
     /// The ceiling; `None` where there is none: all fits into what the system has free.
     pub ceiling: Option<u64>,
+    /// How much of its own memory a graphics adapter may use; `None` of a device that uses the machine's, and where the
+    /// adapter doesn't tell.
+    pub adapter: Option<u64>,
     /// What the system had free, where the ceiling comes from that and not from the user.
     pub free: Option<Free>,
     /// Every term.
@@ -86,9 +91,23 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// The sum of all terms.
+    /// The sum of all terms in the machine's memory.
     pub fn total(&self) -> u64 {
-        self.terms.iter().map(|t| t.bytes).sum()
+        self.sum(false)
+    }
+
+    /// The sum of all terms in a graphics adapter's own memory; 0 where it has none.
+    pub fn adapter_total(&self) -> u64 {
+        self.sum(true)
+    }
+
+    fn sum(&self, on_adapter: bool) -> u64 {
+        self.terms.iter().filter(|t| t.on_adapter == on_adapter).map(|t| t.bytes).sum()
+    }
+
+    /// Most patches that the images of a prompt may have together, where memory bounds them.
+    pub(crate) fn patches(&self) -> Option<usize> {
+        (self.ceiling.is_some() || self.adapter.is_some()).then_some(self.most_patches)
     }
 
     /// Whether anything is read again.

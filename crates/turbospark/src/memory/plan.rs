@@ -1,5 +1,6 @@
 //! From a ceiling to what stays and what is read again.
 
+use turbospark_device::MemoryKind;
 use turbospark_models::config::{Config, MlpKind};
 use turbospark_models::{Residency, UnitSizes};
 
@@ -16,6 +17,10 @@ pub(crate) struct Demand {
     pub ceiling: Option<u64>,
     /// What the system has free, where that counts.
     pub free: Option<Free>,
+    /// Whose memory the device uses.
+    pub kind: MemoryKind,
+    /// What the user allows of a graphics adapter's own memory.
+    pub adapter: Option<u64>,
     pub choice: ResidencyChoice,
     /// Bytes that the process has already, and had at most.
     pub program: u64,
@@ -38,8 +43,27 @@ const COMMON: usize = 16_384;
 const TOKENS_PER_IMAGE: u64 = 128;
 /// Slots of the ring: one in use, one ready, one being filled.
 const SLOTS: usize = 3;
-/// Slots below this are larger than what they hold: memory for direct reads begins at a huge page.
-const LEAST_SLOT: u64 = 2 << 20;
+/// Slots lie side by side, and take no less than a huge page together.
+const LEAST_SLOTS: u64 = 2 << 20;
+
+/// What bounds a plan.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    /// The ceiling of the machine's memory.
+    system: u64,
+    /// That of a graphics adapter's own memory, where it has some.
+    adapter: Option<u64>,
+}
+
+/// As much as nobody has, where it isn't told how much there is.
+const UNTOLD: u64 = 1 << 60;
+
+impl Bounds {
+    /// Of the memory that weights and caches are in.
+    fn weights(self) -> u64 {
+        self.adapter.unwrap_or(self.system)
+    }
+}
 
 impl Demand {
     /// The plan.
@@ -47,8 +71,11 @@ impl Demand {
     /// # Errors
     /// A ceiling that is too small, with every term and the least that works.
     pub fn plan(&self) -> Result<MemoryPlan> {
+        if let MemoryKind::Own { .. } = self.kind {
+            return self.apart();
+        }
         match (self.ceiling, &self.free, self.choice) {
-            (Some(ceiling), ..) => self.under(ceiling),
+            (Some(ceiling), ..) => self.under(self.bounds(ceiling)),
             (None, Some(free), ResidencyChoice::Auto) => self.within(free),
             (None, _, choice) => {
                 let all = self.sizes.layers.len();
@@ -68,21 +95,41 @@ impl Demand {
         let ceiling = self.program + free.bytes.saturating_sub(free.reserve());
         let mapped = |n: usize| self.finish(Residency::default(), n, self.contexts[0]);
         let largest = mapped(self.most_patches);
-        if self.fits(&largest, ceiling) {
+        if self.fits(&largest, self.bounds(ceiling)) {
             return Ok(largest);
         }
         let common = self.common(ceiling);
         let smaller = self.image_sizes().into_iter().filter(|&n| n >= common).map(mapped);
-        let plan = match smaller.into_iter().find(|plan| self.fits(plan, ceiling)) {
+        let plan = match smaller.into_iter().find(|plan| self.fits(plan, self.bounds(ceiling))) {
             Some(plan) => MemoryPlan { ceiling: Some(ceiling), ..plan },
-            None => self.under(ceiling)?,
+            None => self.under(self.bounds(ceiling))?,
         };
         Ok(MemoryPlan { free: Some(free.clone()), ..plan })
     }
 
-    fn under(&self, ceiling: u64) -> Result<MemoryPlan> {
-        let context = self.context(ceiling);
-        let (sizes, common) = (self.image_sizes(), self.common(ceiling));
+    fn bounds(&self, system: u64) -> Bounds {
+        let MemoryKind::Own { bytes } = self.kind else { return Bounds { system, adapter: None } };
+        // The desktop and other programs have theirs.
+        let room = bytes.map(|bytes| bytes - Free { bytes, group: None }.reserve().min(bytes));
+        Bounds { system, adapter: Some(room.into_iter().chain(self.adapter).min().unwrap_or(UNTOLD)) }
+    }
+
+    /// On an adapter with memory of its own: weights, caches and work space there, the rest here.
+    fn apart(&self) -> Result<MemoryPlan> {
+        let free = self.free.as_ref().map(|free| self.program + free.bytes.saturating_sub(free.reserve()));
+        let bounds = self.bounds(self.ceiling.or(free).unwrap_or(UNTOLD));
+        let auto = self.ceiling.is_none() && self.choice == ResidencyChoice::Auto;
+        let whole = self.finish(Residency::default(), self.most_patches, self.contexts[0]);
+        let plan = if auto && self.fits(&whole, bounds) { whole } else { self.under(bounds)? };
+        let told = |bytes: u64| Some(bytes).filter(|bytes| *bytes < UNTOLD);
+        let adapter = bounds.adapter.and_then(told);
+        Ok(MemoryPlan { ceiling: plan.ceiling.and_then(told), adapter, free: self.free.clone(), ..plan })
+    }
+
+    fn under(&self, bounds: Bounds) -> Result<MemoryPlan> {
+        let (ceiling, weights) = (bounds.system, bounds.weights());
+        let context = self.context(weights);
+        let (sizes, common) = (self.image_sizes(), self.common(weights));
         let candidates = self.candidates();
         // The largest picture is rare: it makes way for weights, as far down as a common one.
         let whole = candidates.first().filter(|_| !matches!(self.choice, ResidencyChoice::Streamed));
@@ -94,17 +141,17 @@ impl Demand {
                 ceiling: Some(ceiling),
                 ..self.finish(residency.clone(), patches, context)
             });
-            let plans = plans.filter(|plan| self.fits(plan, ceiling));
-            let plans = plans.map(|plan| self.grown(plan, budget(ceiling), context));
+            let plans = plans.filter(|plan| self.fits(plan, bounds));
+            let plans = plans.map(|plan| self.grown(plan, bounds, context));
             let best = plans.min_by_key(|plan| {
                 let reads = TOKENS_PER_IMAGE * plan.read_per_token + plan.read_per_image;
-                (reads, plan.residency.expert_slots > 0, plan.total())
+                (reads, plan.residency.expert_slots > 0, plan.total() + plan.adapter_total())
             });
             if let Some(plan) = best {
                 return Ok(plan);
             }
         }
-        Err(Error::Options(self.refusal(ceiling, &self.least())))
+        Err(Error::Options(self.refusal(bounds, &self.least())))
     }
 
     /// The plan with everything read again that can be, and no room for more than a small page.
@@ -123,8 +170,12 @@ impl Demand {
         self.sizes.quantised || matches!(self.choice, ResidencyChoice::Mapped | ResidencyChoice::Loaded)
     }
 
-    /// What more memory would change: plans under larger ceilings, up to one that reads nothing again.
+    /// What more memory would change: plans under larger ceilings, up to one that reads nothing again. Of an adapter's own
+    /// memory there is no more.
     pub fn outlook(&self, plan: &MemoryPlan) -> Vec<MemoryPlan> {
+        if let MemoryKind::Own { .. } = self.kind {
+            return Vec::new();
+        }
         let Some(ceiling) = plan.ceiling.filter(|_| plan.streams()) else { return Vec::new() };
         let context = self.context(ceiling);
         let Some(whole) = self.candidates().into_iter().next() else { return Vec::new() };
@@ -132,7 +183,7 @@ impl Demand {
         // In whole 64 MiB, as people say it.
         let step = |quarters: u64| (ceiling + (whole - ceiling) / 4 * quarters).next_multiple_of(64 << 20);
         let mut plans: Vec<MemoryPlan> = Vec::new();
-        for more in (1..=4).map(step).filter_map(|ceiling| self.under(ceiling).ok()) {
+        for more in (1..=4).map(step).filter_map(|ceiling| self.under(self.bounds(ceiling)).ok()) {
             let before = plans.last().unwrap_or(plan);
             if more.read_per_token + more.read_per_image < before.read_per_token + before.read_per_image {
                 plans.push(more);
@@ -141,8 +192,9 @@ impl Demand {
         plans
     }
 
-    fn fits(&self, plan: &MemoryPlan, ceiling: u64) -> bool {
-        plan.total().max(self.peak) <= budget(ceiling)
+    fn fits(&self, plan: &MemoryPlan, bounds: Bounds) -> bool {
+        let there = bounds.adapter.is_none_or(|room| plan.adapter_total() <= budget(room));
+        there && plan.total().max(self.peak) <= budget(bounds.system)
     }
 
     /// The context that nobody insists on makes way for weights.
@@ -159,7 +211,7 @@ impl Demand {
     }
 
     fn image_bytes(&self, patches: usize) -> u64 {
-        work::image_bytes(self.config.vision.as_ref(), patches, self.sequences)
+        work::image_bytes(self.config.vision.as_ref(), patches, self.sequences, self.rows)
     }
 
     /// Sizes of the largest image, from the checkpoint's own down to a small page.
@@ -181,7 +233,11 @@ impl Demand {
             ResidencyChoice::Loaded => return vec![Residency { loaded: true, ..Residency::default() }],
             ResidencyChoice::Auto | ResidencyChoice::Streamed => {}
         }
-        let whole = Residency { loaded: true, vision_mapped: auto && !self.keep_vision, ..Residency::default() };
+        let whole = Residency {
+            loaded: true,
+            vision_mapped: auto && !self.keep_vision && self.kind == MemoryKind::Host,
+            ..Residency::default()
+        };
         if self.sizes.quantised {
             return vec![whole];
         }
@@ -220,11 +276,12 @@ impl Demand {
     }
 
     /// What is left goes to experts.
-    fn grown(&self, plan: MemoryPlan, budget: u64, context: (usize, u64)) -> MemoryPlan {
+    fn grown(&self, plan: MemoryPlan, bounds: Bounds, context: (usize, u64)) -> MemoryPlan {
         if plan.residency.expert_slots == 0 {
             return plan;
         }
-        let more = (budget - plan.total()) / (self.sizes.expert as u64).max(LEAST_SLOT);
+        let used = if bounds.adapter.is_some() { plan.adapter_total() } else { plan.total() };
+        let more = (budget(bounds.weights()) - used) / (self.sizes.expert as u64);
         let mut residency = plan.residency.clone();
         residency.expert_slots = (residency.expert_slots + more as usize).min(self.sizes.experts);
         MemoryPlan { ceiling: plan.ceiling, ..self.finish(residency, plan.most_patches, context) }
@@ -234,7 +291,8 @@ impl Demand {
         let (sizes, c) = (&self.sizes, &self.config);
         let &Demand { rows, sequences, threads, .. } = self;
         let rows = rows.min(context);
-        let pass = Pass { rows, sequences, context, threads };
+        let on_adapter = self.kind != MemoryKind::Host;
+        let pass = Pass { rows, sequences, context, threads, on_adapter };
         let sum = |list: &[usize]| list.iter().map(|&n| n as u64).sum::<u64>();
         let streamed: u64 = residency.layers.iter().map(|&i| sizes.layers[i] as u64).sum();
         let resident = sum(&sizes.layers) - streamed;
@@ -246,23 +304,39 @@ impl Demand {
         });
         let shard = if residency.head { UnitSizes::shard((ring > 0).then_some(ring as usize)) } else { 0 };
         let ring = ring.max(shard as u64);
-        let ring = if ring > 0 { ring.max(LEAST_SLOT) * residency.slots as u64 } else { 0 };
+        let slots = if ring > 0 { (ring * residency.slots as u64).max(LEAST_SLOTS) } else { 0 };
         let pooled = residency.expert_slots > 0;
-        let expert = (sizes.expert as u64).max(if pooled { LEAST_SLOT } else { 0 });
+        let own = matches!(self.kind, MemoryKind::Own { .. });
         let mut terms = Vec::new();
-        let mut add = |what: String, bytes: u64| {
+        // The machine's, and the device's.
+        let mut add_to = |on_adapter: bool, what: String, bytes: u64| {
             if bytes > 0 {
-                terms.push(Term { what, bytes });
+                terms.push(Term { what, bytes, on_adapter });
             }
         };
         let each = if sequences > 1 { format!("{sequences} sequences of ") } else { String::new() };
-        add("program and tokenizer".into(), self.program);
+        add_to(false, "program and tokenizer".into(), self.program);
+        if self.kind != MemoryKind::Host {
+            let brought = if pooled { 0 } else { sizes.largest_of_experts };
+            let brought = brought.max(sizes.largest).max(if residency.head { 0 } else { sizes.head });
+            let read = [ring, if pooled { sizes.expert as u64 } else { 0 }];
+            let bytes = work::staging_bytes(brought, read[0], read[1]);
+            add_to(false, "the driver, and what is on its way to the adapter".into(), bytes);
+        }
+        if own {
+            let (images, vision) = (self.image_bytes(most_patches), c.vision.as_ref());
+            add_to(false, format!("images of {most_patches} patches together, as they come"), images);
+            let bytes = work::tower_work_bytes(vision, most_patches, sequences, self.rows);
+            add_to(true, format!("{most_patches} patches in the tower, and their rows"), bytes);
+        } else {
+            add_to(false, format!("images of {most_patches} patches together"), self.image_bytes(most_patches));
+        }
+        add_to(false, "the largest tensor while it is quantised".into(), sizes.largest_source);
+        let mut add = |what: String, bytes: u64| add_to(own, what, bytes);
         add(format!("kernels and {threads} threads"), work::kernel_bytes(c, pass, most_patches));
         add(format!("cache of {each}{context} tokens"), cache);
         add(format!("work space for {rows} rows, logits"), work::trunk_bytes(&c.text, pass));
-        add(format!("images of {most_patches} patches together"), self.image_bytes(most_patches));
         add("norms and mergers".into(), sizes.rest);
-        add("the largest tensor while it is quantised".into(), sizes.largest_source);
         if !residency.head {
             add("embedding and head".into(), sizes.tables);
         }
@@ -271,10 +345,10 @@ impl Demand {
         if !residency.vision {
             add(format!("{} vision blocks", sizes.vision.len()), sum(&sizes.vision));
         }
-        add(format!("{} slots for what is read again", residency.slots), ring);
+        add(format!("{} slots for what is read again", residency.slots), slots);
         if pooled {
             let what = format!("{} of {} experts", residency.expert_slots, sizes.experts);
-            add(what, residency.expert_slots as u64 * expert);
+            add(what, (residency.expert_slots as u64 * sizes.expert as u64).max(LEAST_SLOTS));
         } else {
             add(format!("{} experts", sizes.experts), (sizes.experts * sizes.expert) as u64);
         }
@@ -287,20 +361,37 @@ impl Demand {
         let read_per_token = streamed + head + experts as u64;
         MemoryPlan {
             ceiling: None,
+            adapter: None,
             free: None,
             terms,
             residency,
             context,
             most_patches,
-            most_decode_bytes: work::decode_bytes(c.vision.as_ref(), most_patches),
+            most_decode_bytes: work::decode_bytes(c.vision.as_ref(), most_patches, self.rows),
             read_per_token,
             read_per_image,
         }
     }
 
     /// The subtraction that does not work out.
-    fn refusal(&self, ceiling: u64, least: &MemoryPlan) -> String {
-        let terms: Vec<String> = least.terms.iter().map(|t| format!("  {:>12}  {}", mib(t.bytes), t.what)).collect();
+    fn refusal(&self, bounds: Bounds, least: &MemoryPlan) -> String {
+        let ceiling = bounds.system;
+        let terms = |on_adapter: bool| {
+            let own = least.terms.iter().filter(|t| t.on_adapter == on_adapter);
+            own.map(|t| format!("  {:>12}  {}", mib(t.bytes), t.what)).collect::<Vec<_>>().join("\n")
+        };
+        if let Some(room) = bounds.adapter.filter(|room| least.adapter_total() > budget(*room)) {
+            let (all, enough) = (least.adapter_total(), ceiling_of(least.adapter_total()));
+            return format!(
+                "the graphics adapter's memory, of which {} may be used, is too small for this model. With everything read \
+                 again that can be it takes\n{}\n  {:>12}  in all\n  {:>12}  with 1/64 for measuring is the least that \
+                 works (a shorter --context takes less; --device cpu needs no adapter)",
+                mib(room),
+                terms(true),
+                mib(all),
+                mib(enough)
+            );
+        }
         let total = least.total().max(self.peak);
         // What the program takes is measured anew each time, and may come to a step more.
         let enough = ceiling_of(total + PROGRAM_STEP);
@@ -325,7 +416,7 @@ impl Demand {
             "{whose} of {} is too small for this model. {how}: it takes\n{}\n  {:>12}  in all{peak}\n  {:>12}  is 1/64 \
              and a step of the program more, for measuring: --memory {}M is the least that works (a shorter --context takes less)",
             mib(ceiling),
-            terms.join("\n"),
+            terms(false),
             mib(least.total()),
             mib(enough),
             enough.div_ceil(1 << 20)

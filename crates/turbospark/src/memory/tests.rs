@@ -1,5 +1,7 @@
 //! The plan for a shape of a published model, under what is free and what is asked for.
 
+use turbospark_device::MemoryKind;
+
 use super::plan::{Demand, PROGRAM_STEP};
 use super::{Free, ResidencyChoice};
 use crate::bench::{Shape, unit_sizes};
@@ -15,6 +17,8 @@ fn demand(name: &str) -> Demand {
         config,
         ceiling: None,
         free: None,
+        kind: MemoryKind::Host,
+        adapter: None,
         choice: ResidencyChoice::Auto,
         program: 20 * MIB,
         peak: 0,
@@ -142,4 +146,46 @@ fn a_mixture_keeps_its_trunk_before_its_experts() {
         plan.total() <= 8 * GIB && plan.total() > 8 * GIB - 8 * GIB / 64 - 10 * MIB,
         "what is left goes to experts"
     );
+}
+
+fn on_adapter(name: &str, own: u64) -> Demand {
+    Demand { kind: MemoryKind::Own { bytes: Some(own) }, ..demand(name) }
+}
+
+#[test]
+fn an_adapter_with_memory_of_its_own_has_a_budget_of_its_own() {
+    let plan = Demand { ceiling: Some(2 * GIB), ..on_adapter("qwen3-vl-2b", 24 * GIB) }.plan().unwrap();
+    assert!(!plan.streams(), "the weights aren't in the machine's memory");
+    assert!(plan.total() <= 2 * GIB && plan.adapter_total() > 4 * GIB);
+    assert_eq!(plan.adapter, Some(23 * GIB), "less a reserve");
+    // Less than the weights: they are streamed through the adapter, whatever the machine has.
+    let demand = Demand { free: free(64 * GIB), ..on_adapter("qwen3-vl-2b", 3 * GIB) };
+    let plan = demand.plan().unwrap();
+    assert!(plan.streams() && plan.adapter_total() <= plan.adapter.unwrap());
+    assert!(plan.adapter_total() > plan.adapter.unwrap() * 9 / 10, "what is left goes to weights");
+    // The user may allow less than there is.
+    let asked = Demand { adapter: Some(2 * GIB), ..demand }.plan().unwrap();
+    assert!(asked.adapter == Some(2 * GIB) && asked.read_per_token > plan.read_per_token);
+}
+
+#[test]
+fn a_refusal_names_the_memory_that_is_too_small() {
+    let said = on_adapter("qwen3-vl-2b", 300 * MIB).plan().unwrap_err().to_string();
+    assert!(said.contains("the graphics adapter's memory, of which 236.0 MiB may be used"), "{said}");
+    let small = Demand { ceiling: Some(64 * MIB), ..on_adapter("qwen3-vl-2b", 24 * GIB) };
+    let said = small.plan().unwrap_err().to_string();
+    assert!(said.starts_with("a memory of 64.0 MiB") && !said.contains("cache of"), "{said}");
+    let least: u64 = said.split("--memory ").nth(1).and_then(|rest| rest.split('M').next()?.parse().ok()).unwrap();
+    assert!(Demand { ceiling: Some(least * MIB), ..small }.plan().is_ok(), "{said}");
+}
+
+#[test]
+fn what_is_on_its_way_to_an_adapter_counts_too() {
+    let host = demand("qwen3-vl-2b").plan().unwrap();
+    let staged = Demand { kind: MemoryKind::Staged, ..demand("qwen3-vl-2b") }.plan().unwrap();
+    // The embedding is the largest tensor that is brought.
+    assert!(staged.total() > host.total() + 2 * 151_936 * 2048 && staged.adapter_total() == 0);
+    let streamed = Demand { kind: MemoryKind::Staged, ceiling: Some(2 * GIB), ..demand("qwen3-vl-2b") };
+    let plan = streamed.plan().unwrap();
+    assert!(plan.streams() && plan.residency.head && plan.total() <= 2 * GIB);
 }

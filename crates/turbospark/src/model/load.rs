@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use turbospark_device::{Device, DeviceError};
+use turbospark_device::{Device, DeviceError, MemoryKind};
 use turbospark_models::config::Config;
 use turbospark_models::{CacheShape, LoadAs, ModelError, Planned, Residency, UnitSizes};
 use turbospark_text::{ChatTemplate, ChatTemplates, GenerationConfig, TemplateTexts, Tokenizer};
@@ -30,7 +30,8 @@ impl Model {
         };
         if let Some(gpu) = automatic(options, weights) {
             match Self::load_opened(folder, name.clone(), options, Arc::clone(&gpu), opened.clone()) {
-                Err(Error::Model(ModelError::Device(e @ DeviceError::OutOfMemory { .. }))) => {
+                // Options are refused where its memory is too small for them; what is wrong with them is told again.
+                Err(e @ (Error::Model(ModelError::Device(DeviceError::OutOfMemory { .. })) | Error::Options(_))) => {
                     tracing::warn!(device = %gpu.name(), "{e}; the processor runs the model");
                 }
                 other => return other,
@@ -93,12 +94,20 @@ impl Model {
         let planned = turbospark_models::plan(config.clone(), &checkpoint, &how)?;
         let patch = image_config.as_ref().map_or(1, |i| i.layout.patch_size * i.layout.patch_size);
         let peak = peak_bytes().filter(|_| peak_bytes() > peak_before);
-        let system = options.memory.is_none() && options.residency == ResidencyChoice::Auto && device.shares_memory();
+        let system = options.memory.is_none() && options.residency == ResidencyChoice::Auto;
+        let kind = device.memory_kind();
+        let own = matches!(kind, MemoryKind::Own { .. });
+        if options.adapter_memory.is_some() && !own {
+            let message = "--adapter-memory bounds a graphics adapter's own memory; this device uses the machine's, which --memory bounds";
+            return Err(Error::Options(message.into()));
+        }
         let demand = Demand {
             config: config.clone(),
             sizes: UnitSizes::of(&planned),
             ceiling: options.memory,
             free: if system { free() } else { None },
+            kind,
+            adapter: options.adapter_memory,
             choice: options.residency,
             program: resident_bytes().next_multiple_of(PROGRAM_STEP),
             // Of this opening; an earlier one's is over.
@@ -128,14 +137,14 @@ impl Model {
             )?,
         };
         // What a ceiling was found for fits.
-        if memory.residency == Residency::default() && demand.free.is_some() {
+        if memory.residency == Residency::default() && demand.free.is_some() && !own {
             fetch_ahead(&checkpoint, &planned);
         }
         let engine = Engine::new(&*device, &model, shape)?;
         drop(span);
         let threads = options.threads.unwrap_or(1).clamp(1, 16);
         let mut decode_limits = DecodeLimits { max_pixels: options.max_image_pixels, threads, ..Default::default() };
-        if memory.ceiling.is_some() {
+        if memory.patches().is_some() {
             decode_limits.max_alloc_bytes = decode_limits.max_alloc_bytes.min(memory.most_decode_bytes);
         }
         Ok(Model {

@@ -11,8 +11,8 @@
 //! three bits in `gptq_p`, and 5, 6 and 7 bits always, lie in planes of bits. With activation order groups are scattered
 //! over a row: columns are sorted (`order.rs`).
 //!
-//! A module may have bits and groups of its own (`dynamic`: regular expressions for names). Its tensors say which: zero
-//! points have as many bits as codes, scales a row for each group. So no name is matched; bits that the configuration
+//! A module may have bits and groups of its own (`dynamic`: regular expressions for names; `extra_config` of AutoRound).
+//! Its tensors say which: zero points have as many bits as codes, scales a row for each group. So no name is matched; bits that the configuration
 //! names nowhere are refused.
 
 use serde_json::Value;
@@ -58,8 +58,12 @@ struct Known {
 
 impl Known {
     fn of(quant: &Object) -> Result<Self> {
-        let overrides = quant.get("dynamic").and_then(Value::as_object).into_iter().flatten();
-        let modules = || std::iter::once(quant).chain(overrides.clone().filter_map(|(_, module)| module.as_object()));
+        // AutoRound's modules with more than eight bits are left dense.
+        let dense = |module: &&Object| super::count(module, &["bits"]).is_none_or(|bits| bits <= 8);
+        let own = |key| quant.get(key).and_then(Value::as_object).into_iter().flatten();
+        let own = |key| own(key).filter_map(|(_, module)| module.as_object());
+        let overrides = own("dynamic").chain(own("extra_config").filter(dense));
+        let modules = || std::iter::once(quant).chain(overrides.clone());
         let mut widths: Vec<usize> = modules().filter_map(|module| super::count(module, &["bits"])).collect();
         if !quant.contains_key("bits") {
             widths.push(4);

@@ -8,6 +8,8 @@
 //! embedding with channels last, and in Qwen3.5 the convolution turned and norms as `1 + w`, for which the turned
 //! convolution is the mark.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 use turbospark_tensor::{Code, DType, Shape};
 
@@ -22,14 +24,17 @@ pub(super) fn is_name(name: &str) -> bool {
 
 pub(super) fn read(raw: &mut Raw<'_>, quant: &Object) -> Result<Conventions> {
     let default = Settings::read("quantization", quant)?;
+    // Some writers name modules here as the checkpoint did that they converted.
+    let own: BTreeMap<String, &Object> =
+        quant.iter().filter_map(|(name, own)| Some((published(name), own.as_object()?))).collect();
     for stem in raw.stems(".scales") {
         let weight = format!("{stem}.weight");
         if raw.place(&weight).is_none_or(|place| place.dtype != DType::U32) {
             continue;
         }
-        let settings = match quant.get(&stem) {
-            Some(Value::Object(own)) => Settings::read(&stem, own)?,
-            _ => default,
+        let settings = match own.get(&published(&stem)) {
+            Some(own) => Settings::read(&stem, own)?,
+            None => default,
         };
         let codes = raw.take(&weight)?;
         let scales = raw.take(&format!("{stem}.scales"))?;

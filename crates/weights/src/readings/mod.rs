@@ -33,7 +33,8 @@ type Object = Map<String, Value>;
 pub(crate) type ReadPlace<'a> = dyn Fn(&Place, &mut [u8]) -> Result<()> + 'a;
 
 /// The published names for a folder's tensors, by what its `config.json` says of quantisation and by the names
-/// themselves. `older` is what `quantize_config.json` or `quant_config.json` holds, which older folders have instead.
+/// themselves. `older` is what a file beside it holds, which older folders
+/// have instead.
 pub(crate) fn read(
     table: Table,
     config: Option<&Value>,
@@ -42,7 +43,7 @@ pub(crate) fn read(
 ) -> Result<(Table, Conventions)> {
     let mut raw = Raw { table, bytes };
     let empty = Object::new();
-    let found = config.and_then(quantisation).or(older.and_then(Value::as_object));
+    let found = config.and_then(quantisation).or(older.and_then(older_settings));
     let quant = found.unwrap_or(&empty);
     let mut conventions = Conventions::default();
     match quant.get("quant_method").and_then(Value::as_str) {
@@ -50,25 +51,54 @@ pub(crate) fn read(
         // An older folder doesn't say whose it is.
         None if quant.contains_key("desc_act") => gptq::read(&mut raw, quant)?,
         None if quant.contains_key("w_bit") => awq::read(&mut raw, quant)?,
+        None if quant.contains_key("quant_algo") => modelopt::read(&mut raw, quant)?,
         None => conventions = mlx::read(&mut raw, quant)?,
         Some("fp8") => fp8::read(&mut raw, quant)?,
         Some("awq") => awq::read(&mut raw, quant)?,
         Some("gptq") => gptq::read(&mut raw, quant)?,
         Some("compressed-tensors") => compressed::read(&mut raw, quant)?,
         Some("modelopt" | "modelopt_fp4") => modelopt::read(&mut raw, quant)?,
+        Some("auto-round" | "intel/auto-round") => auto_round(&mut raw, quant)?,
         Some(other) => {
             return Err(Error::Quantisation(format!(
-                "quant_method {:?} is not read; this build reads fp8, awq, gptq, compressed-tensors, modelopt, MLX folders and GGUF",
+                "quant_method {:?} is not read; this build reads fp8, awq, gptq, auto-round, compressed-tensors, modelopt, MLX folders and GGUF",
                 shorten(other)
             )));
         }
     }
-    Ok((raw.table, conventions))
+    Ok((with_model(raw.table), conventions))
 }
 
-/// What a configuration says of quantisation, at its top or in its text half.
+/// AutoRound stores what one of two others reads.
+fn auto_round(raw: &mut Raw<'_>, quant: &Object) -> Result<()> {
+    match text(quant, "packing_format").unwrap_or("auto_round:auto_gptq") {
+        "auto_round:auto_gptq" | "auto_gptq" => gptq::read(raw, quant),
+        "auto_round:auto_awq" | "auto_awq" => awq::read(raw, quant),
+        other => Err(Error::Quantisation(format!(
+            "AutoRound packing_format {:?} is not read; auto_round:auto_gptq and auto_round:auto_awq are",
+            shorten(other)
+        ))),
+    }
+}
+
+/// The names of a tower with the `model.` that some writers leave out.
+fn with_model(table: Table) -> Table {
+    if table.keys().any(|name| name.starts_with("model.visual.")) {
+        return table;
+    }
+    let full = |name: String| if name.starts_with("visual.") { format!("model.{name}") } else { name };
+    table.into_iter().map(|(name, entry)| (full(name), entry)).collect()
+}
+
+/// ModelOpt's older file has an object in it, the others are one.
+fn older_settings(older: &Value) -> Option<&Object> {
+    older.get("quantization").and_then(Value::as_object).or(older.as_object())
+}
+
+/// What a configuration says of quantisation, at its top or in its text half. `quantization` is MLX's own key: what
+/// stands beside it may be left over from the checkpoint that was converted.
 fn quantisation(config: &Value) -> Option<&Object> {
-    const KEYS: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
+    const KEYS: [&str; 3] = ["quantization", "quantization_config", "compression_config"];
     let places = [Some(config), config.get("text_config")];
     places.into_iter().flatten().find_map(|at| KEYS.iter().find_map(|key| at.get(key)?.as_object()))
 }

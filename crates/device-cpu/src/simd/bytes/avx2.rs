@@ -342,14 +342,14 @@ impl<const VNNI: bool> Bytes for Avx2Bytes<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn scales(self, p: *const u8, dtype: DType, spread: &Spread) -> Self::F {
+    unsafe fn scales(self, p: *const u8, dtype: DType, spread: &Spread, factor: f32) -> Self::F {
         // SAFETY: the token, and the caller's promise.
         unsafe {
             let few = match (dtype.size(), spread.count) {
                 (2, 2) => _mm_cvtsi32_si128(p.cast::<i32>().read_unaligned()),
                 (2, 4) => _mm_loadl_epi64(p.cast()),
                 (2, 8) => _mm_loadu_si128(p.cast()),
-                _ => return self.scales_singly(p, dtype, spread),
+                _ => return self.times(self.scales_singly(p, dtype, spread), factor),
             };
             let wide = match dtype {
                 DType::F16 => _mm256_cvtph_ps(few),
@@ -359,7 +359,7 @@ impl<const VNNI: bool> Bytes for Avx2Bytes<VNNI> {
                 let index = _mm256_loadu_si256(spread.index.as_ptr().add(at).cast());
                 _mm256_permutevar8x32_ps(wide, index)
             };
-            [lanes(0), lanes(8)]
+            self.times([lanes(0), lanes(8)], factor)
         }
     }
 

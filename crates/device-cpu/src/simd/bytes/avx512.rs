@@ -1,32 +1,25 @@
-//! Bytes on AVX-512 with VNNI: one vector of each kind.
+//! Bytes on AVX-512 with VNNI and VBMI: one vector of each kind.
 
 use std::arch::x86_64::*;
 
 use turbospark_tensor::DType;
 
 use super::super::avx512::Avx512;
-use super::avx2::{self, fields};
+use super::avx2;
 use super::vbmi;
 use super::{ByteTask, Bytes, Spread};
 
-/// AVX-512 with VNNI; and whether it has VBMI.
+/// AVX-512 with VNNI and VBMI.
 #[derive(Clone, Copy)]
-pub(super) struct Avx512Bytes(Avx512, bool);
+pub(super) struct Avx512Bytes(Avx512);
 
 /// Runs a loop compiled for the best that goes with AVX-512.
 pub(super) fn run(s: Avx512, task: impl ByteTask) {
-    if is_x86_feature_detected!("avx512vnni") {
-        Avx512Bytes(s, is_x86_feature_detected!("avx512vbmi")).outlined(task);
-    } else {
-        // No copy of every kernel for them: memory is as fast for vectors half as long.
-        avx2::run(s.avx2(), task);
+    match Avx512Bytes::new(s) {
+        Some(b) => b.outlined(task),
+        // No copy of every kernel for CPUs with a part of them: memory is as fast for vectors half as long.
+        None => avx2::run(s.avx2(), task),
     }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512vnni")]
-#[inline(never)]
-fn vnni(task: impl ByteTask, b: Avx512Bytes) {
-    task.run(b);
 }
 
 /// An intrinsic without memory operands.
@@ -35,6 +28,47 @@ macro_rules! op {
         // SAFETY: an `Avx512Bytes` exists only where its instructions were found.
         unsafe { $e }
     };
+}
+
+impl Avx512Bytes {
+    /// The proof, where there is one.
+    pub(super) fn new(s: Avx512) -> Option<Self> {
+        let found = is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512vbmi");
+        found.then_some(Avx512Bytes(s))
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,avx512vnni,avx512vbmi")]
+#[inline(never)]
+fn vnni(task: impl ByteTask, b: Avx512Bytes) {
+    task.run(b);
+}
+
+impl Avx512Bytes {
+    /// Sixteen E8M0.
+    #[inline(always)]
+    fn powers(self, bytes: __m128i) -> __m512 {
+        op!({
+            let bytes = _mm512_cvtepu8_epi32(bytes);
+            // 2^-127 is half of the least exponent, and 255 is NaN and not infinite.
+            let half = _mm512_set1_epi32(1 << 22);
+            let bits = _mm512_max_epu32(_mm512_slli_epi32::<23>(bytes), half);
+            let nan = _mm512_cmpeq_epi32_mask(bytes, _mm512_set1_epi32(255));
+            _mm512_castsi512_ps(_mm512_mask_or_epi32(bits, nan, bits, half))
+        })
+    }
+
+    /// Sixteen E4M3, divided by 256.
+    #[inline(always)]
+    fn e4m3_over_256(self, bytes: __m128i) -> __m512 {
+        op!({
+            let bits = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(bytes));
+            let bits = _mm256_and_si256(bits, _mm256_set1_epi16(0xbfff_u16 as i16));
+            let ones = _mm256_set1_epi16(0x3f80);
+            let nan = _mm256_cmpeq_epi16(_mm256_and_si256(bits, ones), ones);
+            _mm512_cvtph_ps(_mm256_or_si256(bits, nan))
+        })
+    }
 }
 
 impl Bytes for Avx512Bytes {
@@ -175,27 +209,34 @@ impl Bytes for Avx512Bytes {
 
     #[inline(always)]
     unsafe fn fields<const BITS: usize>(self, p: *const u8) -> [__m512i; 4] {
-        // SAFETY: the token, VBMI where it was found, and the caller's promise.
-        unsafe {
-            if self.1 {
-                return match BITS {
-                    2..=4 => vbmi::fields::<BITS>(p),
-                    _ => self.transpose(vbmi::stream::<BITS>(p)),
-                };
-            }
-            let mut q = [self.load_nibbles(p); 4];
-            for (i, q) in q.iter_mut().enumerate() {
-                let from = p.add(8 * BITS * i);
-                *q = match BITS {
-                    4 => self.load_nibbles(from),
-                    _ => {
-                        let low = _mm512_castsi256_si512(fields::<BITS>(from, false));
-                        _mm512_inserti64x4::<1>(low, fields::<BITS>(from.add(4 * BITS), i == 3))
-                    }
-                };
-            }
-            self.transpose(q)
-        }
+        // SAFETY: the token, and the caller's promise.
+        unsafe { vbmi::fields::<BITS>(p) }
+    }
+
+    const E4M3: bool = true;
+
+    #[inline(always)]
+    fn e4m3_place(at: usize) -> usize {
+        vbmi::e4m3_place(at)
+    }
+
+    #[inline(always)]
+    fn e4m3(self, codes: __m512i) -> [[__m512; 1]; 4] {
+        // SAFETY: the token.
+        let [a, b, c, d] = unsafe { vbmi::e4m3(codes) };
+        [[a], [b], [c], [d]]
+    }
+
+    #[inline(always)]
+    fn pick(self, [v]: [__m512; 1], index: &[u32; 16]) -> [__m512; 1] {
+        // SAFETY: the token; an array of sixteen.
+        unsafe { [_mm512_permutexvar_ps(_mm512_loadu_si512(index.as_ptr().cast()), v)] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_some(self, p: *const u8, some: usize) -> __m512i {
+        // SAFETY: the token, and the caller's promise; nothing is read that the mask leaves out.
+        unsafe { _mm512_maskz_loadu_epi8(u64::MAX >> (64 - some), p.cast()) }
     }
 
     const WIDE: bool = true;
@@ -269,6 +310,17 @@ impl Bytes for Avx512Bytes {
     }
 
     #[inline(always)]
+    fn scales_half_e8m0(self, bytes: u64) -> [__m512; 1] {
+        op!({
+            let order = _mm_setr_epi8(0, 2, 4, 6, 0, 2, 4, 6, 1, 3, 5, 7, 1, 3, 5, 7);
+            let e = _mm512_cvtepu8_epi32(_mm_shuffle_epi8(_mm_cvtsi64_si128(bytes as i64), order));
+            let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
+            let small = _mm512_sllv_epi32(_mm512_set1_epi32(1 << 21), _mm512_min_epi32(e, _mm512_set1_epi32(1)));
+            [_mm512_castsi512_ps(_mm512_max_epi32(normal, small))]
+        })
+    }
+
+    #[inline(always)]
     unsafe fn scales_i8(self, p: *const u8) -> [__m512; 1] {
         // SAFETY: the token, and the caller's promise.
         unsafe {
@@ -279,35 +331,43 @@ impl Bytes for Avx512Bytes {
     }
 
     #[inline(always)]
-    unsafe fn scales(self, p: *const u8, dtype: DType, spread: &Spread) -> [__m512; 1] {
+    unsafe fn scales(self, p: *const u8, dtype: DType, spread: &Spread, factor: f32) -> [__m512; 1] {
         let mask = ((1u32 << spread.count) - 1) as u16;
         // SAFETY: the token, and the caller's promise; nothing is read that the mask leaves out.
         unsafe {
-            let wide = match dtype {
-                DType::F32 => _mm512_maskz_loadu_ps(mask, p.cast()),
+            let index = _mm512_loadu_si512(spread.index.as_ptr().cast());
+            match dtype {
+                DType::F32 => {
+                    let wide = _mm512_maskz_loadu_ps(mask, p.cast());
+                    self.times([_mm512_permutexvar_ps(index, wide)], factor)
+                }
+                DType::BF16 if spread.count <= 8 => {
+                    // Both bytes of a scale go to the upper half of its lanes, in one shuffle.
+                    let few = _mm512_broadcast_i32x4(_mm_maskz_loadu_epi16(mask as u8, p.cast()));
+                    let low = _mm512_or_si512(_mm512_slli_epi32::<17>(index), _mm512_set1_epi32(0x0100_8080));
+                    let at = _mm512_or_si512(low, _mm512_slli_epi32::<25>(index));
+                    self.times([_mm512_castsi512_ps(_mm512_shuffle_epi8(few, at))], factor)
+                }
                 DType::BF16 => {
                     let bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p.cast()));
-                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+                    let wide = _mm512_slli_epi32::<16>(_mm512_permutexvar_epi32(index, bits));
+                    self.times([_mm512_castsi512_ps(wide)], factor)
                 }
-                DType::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, p.cast())),
-                DType::F8_E8M0 => {
-                    let bytes = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, p.cast()));
-                    // 2^-127 is half of the least exponent, and 255 is NaN and not infinite.
-                    let half = _mm512_set1_epi32(1 << 22);
-                    let bits = _mm512_max_epu32(_mm512_slli_epi32::<23>(bytes), half);
-                    let nan = _mm512_cmpeq_epi32_mask(bytes, _mm512_set1_epi32(255));
-                    _mm512_castsi512_ps(_mm512_mask_or_epi32(bits, nan, bits, half))
+                DType::F16 => {
+                    let wide = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, p.cast()));
+                    self.times([_mm512_permutexvar_ps(index, wide)], factor)
                 }
                 _ => {
-                    // As f16, whose exponents count from 15 and not from 7.
-                    let bytes = _mm256_cvtepi8_epi16(_mm_maskz_loadu_epi8(mask, p.cast()));
-                    let bits = _mm256_and_si256(_mm256_slli_epi16::<7>(bytes), _mm256_set1_epi16(0xbfff_u16 as i16));
-                    let ones = _mm256_set1_epi16(0x3f80);
-                    let nan = _mm256_cmpeq_epi16(_mm256_and_si256(bits, ones), ones);
-                    _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(bits, nan)), _mm512_set1_ps(256.0))
+                    let bytes = _mm_maskz_loadu_epi8(mask, p.cast());
+                    let bytes = _mm_shuffle_epi8(bytes, _mm512_cvtepi32_epi8(index));
+                    if dtype == DType::F8_E8M0 {
+                        self.times([self.powers(bytes)], factor)
+                    } else {
+                        // As f16, whose exponents count from 15 and not from 7.
+                        self.times([self.e4m3_over_256(bytes)], 256.0 * factor)
+                    }
                 }
-            };
-            [_mm512_permutexvar_ps(_mm512_loadu_si512(spread.index.as_ptr().cast()), wide)]
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! `turbospark_tensor::block` has their layouts. An element is `scale value(q)`, plus `min` where a format has mins.
 
-use super::{Bytes, SUPER, block};
+use super::{Bytes, SUPER};
 
 /// A superblock, unpacked.
 #[derive(Clone, Copy)]
@@ -240,13 +240,8 @@ impl Format for MxFp4 {
         // SAFETY: within the superblock.
         unsafe {
             let q = b.transpose(lookup(b, halves(b, p.add(1), 17), &E2M1));
-            let mut scale = [0f32; 16];
-            for (lane, scale) in scale.iter_mut().enumerate() {
-                // 2^(e - 128), the code being twice the value: from e = 1 down it is subnormal.
-                let e = u32::from(*p.add(17 * block(lane)));
-                *scale = f32::from_bits(if e < 2 { 1 << (21 + e) } else { (e - 1) << 23 });
-            }
-            Unpacked { q, scale: b.load_f32(scale.as_ptr()), min: b.splat(0.0) }
+            let scales = u64::from_le_bytes(std::array::from_fn(|block| *p.add(17 * block)));
+            Unpacked { q, scale: b.scales_half_e8m0(scales), min: b.splat(0.0) }
         }
     }
 }

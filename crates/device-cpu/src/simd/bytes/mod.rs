@@ -61,6 +61,8 @@ pub(crate) trait Bytes: Copy + Send + Sync + 'static {
 
     /// Whether it has [`Bytes::dot`] and [`Bytes::flip`].
     const GRID: bool = false;
+    /// Whether it has [`Bytes::e4m3`], [`Bytes::e4m3_place`], [`Bytes::load_some`] and [`Bytes::pick`].
+    const E4M3: bool = false;
 
     /// The proof that it rests on.
     fn simd(self) -> Self::S;
@@ -159,6 +161,26 @@ pub(crate) trait Bytes: Copy + Send + Sync + 'static {
     /// `value` in each byte whose bit is set.
     fn spread_bits(self, bits: u64, value: u8) -> Self::V;
 
+    /// 64 codes of E4M3, widened; lanes `4 g ..` of all four are of codes `16 g ..`.
+    fn e4m3(self, _codes: Self::V) -> [Self::F; 4] {
+        unreachable!("see E4M3")
+    }
+    /// Which code lane `at % 16` of vector `at / 16` of [`Bytes::e4m3`] is.
+    fn e4m3_place(_at: usize) -> usize {
+        unreachable!("see E4M3")
+    }
+    /// Each lane's choice among the sixteen.
+    fn pick(self, _v: Self::F, _index: &[u32; 16]) -> Self::F {
+        unreachable!("see E4M3")
+    }
+    /// Loads `some` bytes, 1 to 64; the others are zero.
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn load_some(self, _p: *const u8, _some: usize) -> Self::V {
+        unreachable!("see E4M3")
+    }
+
     /// Whether [`Bytes::dots`] takes any unsigned bytes.
     const WIDE: bool;
 
@@ -231,11 +253,30 @@ pub(crate) trait Bytes: Copy + Send + Sync + 'static {
     /// They are readable.
     unsafe fn scales_i8(self, p: *const u8) -> Self::F;
 
-    /// Scales of a float type, F8_E8M0 or F8_E4M3, spread to the lanes.
+    /// `2^(e - 128)` for the eight bytes `e` of an integer, each to the lanes of its [`block`].
+    #[inline(always)]
+    fn scales_half_e8m0(self, bytes: u64) -> Self::F {
+        let mut scales = [0f32; 16];
+        for (lane, scale) in scales.iter_mut().enumerate() {
+            let e = u32::from(bytes.to_le_bytes()[block(lane)]);
+            // From e = 1 down it is subnormal.
+            *scale = f32::from_bits(if e < 2 { 1 << (21 + e) } else { (e - 1) << 23 });
+        }
+        // SAFETY: an array of sixteen.
+        unsafe { self.load_f32(scales.as_ptr()) }
+    }
+
+    /// Scales of a float type, F8_E8M0 or F8_E4M3, times a factor, spread to the lanes.
     ///
     /// # Safety
     /// `spread.count` scales are readable.
-    unsafe fn scales(self, p: *const u8, dtype: DType, spread: &Spread) -> Self::F;
+    unsafe fn scales(self, p: *const u8, dtype: DType, spread: &Spread, factor: f32) -> Self::F;
+
+    /// `v * factor`.
+    #[inline(always)]
+    fn times(self, v: Self::F, factor: f32) -> Self::F {
+        if factor == 1.0 { v } else { self.mul(v, self.splat(factor)) }
+    }
 
     /// [`Bytes::scales`] one by one.
     ///
@@ -289,6 +330,15 @@ pub(crate) trait Bytes: Copy + Send + Sync + 'static {
         a
     }
 
+    /// `a + b`.
+    #[inline(always)]
+    fn plus(self, mut a: Self::F, b: Self::F) -> Self::F {
+        for (a, &b) in a.as_mut().iter_mut().zip(b.as_ref()) {
+            *a = self.simd().add(*a, b);
+        }
+        a
+    }
+
     /// `a * b + c`.
     #[inline(always)]
     fn fma(self, a: Self::F, b: Self::F, mut c: Self::F) -> Self::F {
@@ -320,6 +370,21 @@ pub(crate) trait ByteTask {
 /// widened to f32.
 pub(crate) fn go_with(kernels: Kernels) -> bool {
     !matches!(kernels, Kernels::Portable(_))
+}
+
+/// Whether [`run`] has [`Bytes::e4m3`].
+pub(crate) fn widens_e4m3(kernels: Kernels) -> bool {
+    match kernels {
+        #[cfg(target_arch = "x86_64")]
+        Kernels::Avx512(s) => avx512::Avx512Bytes::new(s).is_some(),
+        #[cfg(target_arch = "x86_64")]
+        Kernels::Avx512Bf16(u) => avx512::Avx512Bytes::new(u.vectors()).is_some(),
+        #[cfg(target_arch = "x86_64")]
+        Kernels::Amx(u) => avx512::Avx512Bytes::new(u.vectors()).is_some(),
+        #[cfg(all(test, target_arch = "x86_64"))]
+        Kernels::SoftwareAmx(u) => avx512::Avx512Bytes::new(u.vectors()).is_some(),
+        _ => false,
+    }
 }
 
 /// Runs a loop with the best integer products that go with `kernels`; there are some.

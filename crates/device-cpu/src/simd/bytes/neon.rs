@@ -277,9 +277,9 @@ impl<const DOT: bool> Bytes for NeonBytes<DOT> {
     }
 
     #[inline(always)]
-    unsafe fn scales(self, p: *const u8, dtype: DType, spread: &Spread) -> Self::F {
+    unsafe fn scales(self, p: *const u8, dtype: DType, spread: &Spread, factor: f32) -> Self::F {
         // SAFETY: the caller's promise.
-        unsafe { self.scales_singly(p, dtype, spread) }
+        unsafe { self.times(self.scales_singly(p, dtype, spread), factor) }
     }
 
     #[inline(always)]

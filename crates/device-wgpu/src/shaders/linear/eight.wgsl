@@ -3,9 +3,7 @@ struct Eight { a: vec4<f32>, b: vec4<f32> }
 
 // Binary16 in halves of words, widened exactly. Hardware may flush the small ones, so it is tried beforehand.
 fn half2_f(h: u32) -> vec2<f32> {
-//#if HARD_HALF
-    return unpack2x16float(h);
-//#else
+    if HARD_HALF == 1u { return unpack2x16float(h); }
     let both = vec2<u32>(h & 0xffffu, h >> 16u);
     let body = both & vec2<u32>(0x7fffu);
     let small = bitcast<vec2<u32>>(vec2<f32>(body) * 5.9604644775390625e-8);
@@ -14,7 +12,6 @@ fn half2_f(h: u32) -> vec2<f32> {
     var wide = select(normal, small, body < vec2<u32>(0x400u));
     wide = select(wide, large, body >= vec2<u32>(0x7c00u));
     return bitcast<vec2<f32>>(wide | ((both & vec2<u32>(0x8000u)) << vec2<u32>(16u)));
-//#end
 }
 
 fn half_f(h: u32) -> f32 { return half2_f(h & 0xffffu).x; }

@@ -12,18 +12,18 @@ var<private> out_at: u32;
 var<private> out_step: u32;
 //#end
 
-// Writes an output: a, or silu(a) b, with what comes after.
-fn finish(row: u32, o: u32, a: f32, b: f32) {
+// Writes an output: a, or silu(a) b, with what comes after: a bias and a residual, where the layer has them.
+fn finish_with(row: u32, o: u32, a: f32, b: f32, bias: f32, rest: f32) {
     var v = a;
 //#if GATED
     v = silu(a) * b;
 //#end
 //#if BIAS
-    v += bias_f(p.bias, o);
+    v += bias;
 //#end
     v = activate(v);
 //#if RESIDUAL
-    v += residual[p.residual + row * p.residual_row + o];
+    v += rest;
 //#end
 //#if MANY
     out[out_at + row * out_step + o] = v;
@@ -31,3 +31,21 @@ fn finish(row: u32, o: u32, a: f32, b: f32) {
     out[p.out + row * p.out_row + o] = v;
 //#end
 }
+
+fn bias_of(o: u32) -> f32 {
+//#if BIAS
+    return bias_f(p.bias, o);
+//#else
+    return 0.0;
+//#end
+}
+
+fn rest_of(row: u32, o: u32) -> f32 {
+//#if RESIDUAL
+    return residual[p.residual + row * p.residual_row + o];
+//#else
+    return 0.0;
+//#end
+}
+
+fn finish(row: u32, o: u32, a: f32, b: f32) { finish_with(row, o, a, b, bias_of(o), rest_of(row, o)); }

@@ -1,12 +1,12 @@
 // Prompt rows times a weight on matrix units: f16 times f16, summed in f32. Steps of both operands go through workgroup
-// memory in rows of BK; a subgroup keeps MI x NI squares of products, of eight subgroups two are below each other and
-// four beside each other. The next step is read while the units are busy with the last.
+// memory in rows of BK; a subgroup keeps MI x NI squares of products, two subgroups are below each other and ACROSS beside
+// each other. The next step is read while the units are busy with the last, where rows are WHOLE steps without a condition
+// on any load: those under one wait for each other.
 //
 // What comes in f16 was scaled row by row (see halves.wgsl), and `unscale` takes that back.
-const THREADS: u32 = 256u;
-const BK: u32 = 32u;
+const THREADS: u32 = 64u * ACROSS;
 const BM: u32 = 2u * MI * SIDE;
-const BN: u32 = 4u * NI * SIDE;
+const BN: u32 = ACROSS * NI * SIDE;
 // Elements of a row in workgroup memory, and a step of it: eight more than BK, so that rows are in different banks.
 const ROW: u32 = BK + 8u;
 //#if VECTORS
@@ -20,19 +20,17 @@ var<workgroup> xs: array<Cell, BM * ROW / CELL>;
 //#each o EACH
 var<workgroup> ws_{o}: array<Cell, BN * ROW / CELL>;
 //#end
-var<workgroup> stage: array<f32, 8u * EACH * SIDE * SIDE>;
+var<workgroup> stage: array<f32, 2u * ACROSS * EACH * SIDE * SIDE>;
 
 // Eight elements in f16.
 struct Small8 { a: vec4<f16>, b: vec4<f16> }
 
-fn put_x(at: u32, u: vec4<f16>, v: vec4<f16>) {
+fn put_x(at: u32, u: vec4<f16>) {
 //#if VECTORS
     xs[at / 4u] = u;
-    xs[at / 4u + 1u] = v;
 //#else
 //#each c 4
     xs[at + {c}u] = u[{c}];
-    xs[at + {c}u + 4u] = v[{c}];
 //#end
 //#end
 }
@@ -57,13 +55,19 @@ fn fetch_w_{o}(at: u32, e: u32, k: u32, first_o: u32) -> Small8 {
 //#if IN_OUT
     // A task is eight outputs of an inner element.
     let i = k + e / (BN / 8u);
+//#if WHOLE
+//#else
     if i >= p.k { return Small8(); }
+//#end
     let v = w8_{o}(at + i * step_{o}(), 0u, first_o + e % (BN / 8u) * 8u);
     return Small8(vec4<f16>(v.a), vec4<f16>(v.b));
 //#else
     let out_of = min(first_o + e / (BK / 8u), p.n - 1u);
     let i = k + e % (BK / 8u) * 8u;
+//#if WHOLE
+//#else
     if i >= p.k { return Small8(); }
+//#end
     var v = w8_{o}(at + out_of * step_{o}(), out_of, i);
 //#if TAIL
     v = cut(v, p.k - i);
@@ -92,7 +96,7 @@ fn store_w_{o}(e: u32, v: Small8) {
 }
 //#end
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(THREADS)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(local_invocation_index) t: u32,
@@ -119,22 +123,21 @@ fn main(
 //#end
     // Where the thread's parts of x begin, in vectors of four.
 //#each e EACH_X
-    let row_{e} = min(first + (t + {e}u * THREADS) / (BK / 8u), max(rows, 1u) - 1u);
+    let row_{e} = min(first + (t + {e}u * THREADS) / (BK / 4u), max(rows, 1u) - 1u);
 //#if ROUTED
-    let x_{e} = (list[slots + row_{e}] / p.top * p.x_row + (t % (BK / 8u)) * 8u) / 4u;
+    let x_{e} = list[slots + row_{e}] / p.top * p.x_row / 4u + t % (BK / 4u);
 //#else
-    let x_{e} = (row_{e} * p.x_row + (t % (BK / 8u)) * 8u) / 4u;
+    let x_{e} = row_{e} * p.x_row / 4u + t % (BK / 4u);
 //#end
     var u_{e} = vec4<f16>();
-    var v_{e} = vec4<f16>();
 //#end
 //#each e EACH_W
 //#each o EACH
     var w_{o}_{e} = Small8();
 //#end
 //#end
-    let m0 = subgroup / 4u * MI * SIDE;
-    let n0 = subgroup % 4u * NI * SIDE;
+    let m0 = subgroup / ACROSS * MI * SIDE;
+    let n0 = subgroup % ACROSS * NI * SIDE;
 //#each i MI
 //#each j NI
 //#each o EACH
@@ -145,7 +148,6 @@ fn main(
     if inner > 0u {
 //#each e EACH_X
         u_{e} = x[x_{e}];
-        v_{e} = x[x_{e} + 1u];
 //#end
 //#each e EACH_W
 //#each o EACH
@@ -156,7 +158,7 @@ fn main(
     for (var k = 0u; k < inner; k += BK) {
         workgroupBarrier();
 //#each e EACH_X
-        put_x((t + {e}u * THREADS) / (BK / 8u) * ROW + t % (BK / 8u) * 8u, u_{e}, v_{e});
+        put_x((t + {e}u * THREADS) / (BK / 4u) * ROW + t % (BK / 4u) * 4u, u_{e});
 //#end
 //#each e EACH_W
 //#each o EACH
@@ -168,7 +170,6 @@ fn main(
         if next < inner {
 //#each e EACH_X
             u_{e} = x[x_{e} + next / 4u];
-            v_{e} = x[x_{e} + next / 4u + 1u];
 //#end
 //#each e EACH_W
 //#each o EACH
@@ -194,31 +195,42 @@ fn main(
         }
 //#end
     }
-    // Squares go through workgroup memory, since which lane holds what is the driver's secret.
+    // Squares go through workgroup memory, since which lane holds what is the driver's secret. What is added is asked for
+    // before, and without a condition.
     let own = subgroup * EACH * SIDE * SIDE;
 //#each i MI
 //#each j NI
-    workgroupBarrier();
-//#each o EACH
-    coopStoreT(c_{o}_{i}_{j}, &stage[own + {o}u * SIDE * SIDE], SIDE);
-//#end
-    workgroupBarrier();
-    for (var e = lane; e < SIDE * SIDE; e += 32u) {
-        let row = first + m0 + {i}u * SIDE + e / SIDE;
-        let o = first_o + n0 + {j}u * SIDE + e % SIDE;
-        if row < rows && o < p.n {
+    {
+        let o = first_o + n0 + {j}u * SIDE + lane % SIDE;
+        let column = min(o, p.n - 1u);
+        let bias = bias_of(column);
+//#each e LEFT
+        let at_{e} = first + m0 + {i}u * SIDE + (lane + {e}u * 32u) / SIDE;
+        let real_{e} = min(at_{e}, max(rows, 1u) - 1u);
 //#if ROUTED
-            let to = list[slots + row];
+        let to_{e} = list[slots + real_{e}];
 //#else
-            let to = row;
+        let to_{e} = real_{e};
 //#end
-            let s = unscale[to / p.top];
+        let scale_{e} = unscale[to_{e} / p.top];
+        let rest_{e} = rest_of(to_{e}, column);
+//#end
+        workgroupBarrier();
+//#each o EACH
+        coopStoreT(c_{o}_{i}_{j}, &stage[own + {o}u * SIDE * SIDE], SIDE);
+//#end
+        workgroupBarrier();
+//#each e LEFT
+        if at_{e} < rows && o < p.n {
+            let place = own + lane + {e}u * 32u;
 //#if GATED
-            finish(to, o, stage[own + e] * s, stage[own + SIDE * SIDE + e] * s);
+            let up = stage[place + SIDE * SIDE] * scale_{e};
 //#else
-            finish(to, o, stage[own + e] * s, 0.0);
+            let up = 0.0;
 //#end
+            finish_with(to_{e}, o, stage[place] * scale_{e}, up, bias, rest_{e});
         }
+//#end
     }
 //#end
 //#end

@@ -63,6 +63,12 @@ fn part_{q}(group: vec2<u32>, t: u32, subgroup: u32, lane: u32, subgroups: u32) 
 //#end
 //#end
 //#end
+//#if SUBGROUPS
+    // What the thread's own output adds is asked for before it is needed.
+    let column = min(first + t / BATCH, n - 1u);
+    let bias = bias_of(column);
+    let rest = rest_of(min(to + t % BATCH, p.m - 1u), column);
+//#end
     for (var i = t * 8u; i < p.k; i += THREADS * 8u) {
 //#each r ROWS
         var w_{r} = w8_{q}(a_{r}, o_{r}, i);
@@ -120,7 +126,7 @@ fn part_{q}(group: vec2<u32>, t: u32, subgroup: u32, lane: u32, subgroups: u32) 
         }
         let o = first + t / BATCH;
         let row = to + t % BATCH;
-        if o < n && row < p.m { finish(row, o, a, b); }
+        if o < n && row < p.m { finish_with(row, o, a, b, bias, rest); }
     }
 //#else
     // Each sum in sixteen parts, and these in order: the order that it has must not depend on BATCH.
