@@ -40,7 +40,7 @@ static BITS: [u8; 128] = {
     let mut bits = [0; 128];
     let mut i = 0;
     while i < 128 {
-        // The largest m with (128 + m - 1/2)^128 <= 2^i 128^128: by squaring seven times what is kept below 2.
+        // The first m with ((128 + m + 1/2) / 128)^128 >= 2^i.
         let mut m = 0;
         while m < 127 && power_is_below(2 * m + 257, i) {
             m += 1;
@@ -51,7 +51,7 @@ static BITS: [u8; 128] = {
     bits
 };
 
-/// Whether `(half / 256)^128 < 2^i`, for a base of 1 to 2.
+/// Whether `(half / 256)^128 < 2^i`, for a base of 1 to 2: squared seven times, and kept below 2.
 const fn power_is_below(half: u64, i: usize) -> bool {
     let (mut mantissa, mut exponent) = (half as f64 / 256.0, 0u32);
     let mut squared = 0;
