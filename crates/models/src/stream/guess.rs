@@ -61,7 +61,7 @@ impl Trust {
     const LEAST: f64 = 3.0;
     /// The part that must have been right. A right guess saves what is read until the choice is known, a millisecond or
     /// two; a wrong one costs the pieces in flight by then, a third of that, and a slot.
-    const RIGHT: f64 = 0.3;
+    const RIGHT: f64 = 0.4;
 
     fn holds(self) -> bool {
         self.guesses >= Self::LEAST && self.right >= Self::RIGHT * self.guesses
