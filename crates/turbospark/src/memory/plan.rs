@@ -177,9 +177,13 @@ impl Demand {
             return Vec::new();
         }
         let Some(ceiling) = plan.ceiling.filter(|_| plan.streams()) else { return Vec::new() };
-        let context = self.context(ceiling);
         let Some(whole) = self.candidates().into_iter().next() else { return Vec::new() };
-        let whole = ceiling_of(self.finish(whole, self.common(ceiling), context).total()).max(ceiling);
+        let holds = |ceiling| {
+            let (most_patches, context) = (self.common(ceiling), self.context(ceiling));
+            ceiling_of(self.finish(whole.clone(), most_patches, context).total()).max(ceiling)
+        };
+        // More memory is room for larger images too.
+        let whole = holds(holds(ceiling));
         // In whole 64 MiB, as people say it.
         let step = |quarters: u64| (ceiling + (whole - ceiling) / 4 * quarters).next_multiple_of(64 << 20);
         let mut plans: Vec<MemoryPlan> = Vec::new();
