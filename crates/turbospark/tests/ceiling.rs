@@ -207,7 +207,7 @@ fn a_file_that_is_replaced_goes_on_with_the_old_bytes() {
 fn a_prompt_with_more_images_than_there_is_room_for_is_refused_with_both_numbers() {
     let (_folder, path) = checkpoint(false);
     let least = |memory| {
-        let options = LoadOptions { memory: Some(memory), context: Some(2048), sequences: 1, ..Default::default() };
+        let options = LoadOptions { memory: Some(memory), context: Some(8192), sequences: 1, ..Default::default() };
         Model::open(&path, &options)
     };
     let said = least(1 << 20).err().unwrap().to_string();
@@ -216,7 +216,7 @@ fn a_prompt_with_more_images_than_there_is_room_for_is_refused_with_both_numbers
     let room = model.memory_plan().most_patches;
     let large = prompt(&model, picture(&model, 512, 16 * (room / 32 + 2), 3));
     let patches = large.visuals()[0].grid.patches();
-    assert!(patches > room && large.len() < 2048, "{patches} {room}");
+    assert!(patches > room && large.len() < 8192, "{patches} {room}");
     let error = model.session().prefill(&large, &Cancel::new(), &mut |_| ()).unwrap_err().to_string();
     assert!(error.contains(&format!("{patches} patches")) && error.contains(&format!("room for {room}")), "{error}");
 }
