@@ -156,8 +156,8 @@ fn what_gguf_has_no_words_for_is_refused() {
     for (from, to, parts) in [
         ("\\\\p{N}|", "\\\\p{N}+|", ["pre-tokenizer", "qwen2"]),
         ("\"NFC\"", "\"NFKC\"", ["normalizer", "NFKC"]),
-        ("\"lstrip\": false", "\"lstrip\": true", ["<|endoftext|>", "lstrip"]),
-        ("\"ByteLevel\",\n    \"add_prefix_space\": true", "\"WordPiece\",\n    \"x\": true", ["decoder", "WordPiece"]),
+        ("\"lstrip\":false", "\"lstrip\":true", ["<|endoftext|>", "lstrip"]),
+        ("\"ByteLevel\",\"add_prefix_space\":true", "\"WordPiece\",\"x\":true", ["decoder", "WordPiece"]),
     ] {
         let said = refused(&config, &tensors, |folder| edit(folder, from, to));
         assert!(parts.iter().all(|part| said.contains(part)) && said.contains("GGUF can't say"), "{said}");
