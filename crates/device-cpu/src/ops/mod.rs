@@ -11,6 +11,7 @@ mod dot;
 mod experts;
 mod finish;
 mod gates;
+mod heads;
 mod matmul;
 mod matrix;
 mod norm;

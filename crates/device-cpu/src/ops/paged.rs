@@ -5,8 +5,9 @@
 
 use turbospark_device::op::PagedAttention;
 
-use super::attention::{Head, Keys, Queries, attend};
+use super::attention::attend;
 use super::dot::{Steps, Sums, dot};
+use super::heads::{Head, Keys, Queries};
 use super::softmax::{scale, weigh};
 use super::{Done, Engine, Shared};
 use crate::memory::{Tensor, refused};

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::attention::{Attend, Work, key_words, row_words, value_words};
-use crate::simd::unit::{ONE, PARTS, Unit, WeighPanel, tile_long, words};
+use crate::simd::unit::{ONE, PARTS, Unit, WeighPanel, tile_long};
 use crate::simd::{KEYS, Simd, TileArgs};
 
 /// Bound of a score, squared, up to which it is weighed in whole numbers.
@@ -37,7 +37,7 @@ impl Attend {
         product <= SMALL
     }
 
-    /// [`Attend::tile`] in panels.
+    /// [`Attend::tile`] in panels; how to multiply queries by keys, and where values are.
     ///
     /// # Safety
     /// As there; the tile's numbers are small.
@@ -46,10 +46,10 @@ impl Attend {
         &self,
         u: U,
         w: &Work,
-        keys: *const f32,
+        scores: TileArgs,
+        values: *const f32,
         start: usize,
         rows: Range<usize>,
-        n: usize,
     ) {
         let (s, lanes) = (u.simd(), U::S::LANES);
         let mut seen = [0; MOST];
@@ -58,17 +58,6 @@ impl Attend {
         }
         let height = rows.len();
         let panels = seen[height - 1].div_ceil(U::COLS);
-        let words = words::<U>(n);
-        let scores = TileArgs {
-            rows: height,
-            k: words,
-            x: w.q.wrapping_add(rows.start / U::ROWS * U::LEFT * words),
-            w: keys,
-            ldw: U::COLS,
-            c: w.scores,
-            ldc: KEYS,
-            add: false,
-        };
         let tile = Tile { rows: rows.clone(), panels, seen: &seen[..height], scores };
         // SAFETY: the caller's promise.
         unsafe {
@@ -83,7 +72,7 @@ impl Attend {
                 u.tile_rows(TileArgs {
                     k: panels * U::COLS / U::PER_WORD,
                     x: w.weights,
-                    w: keys.add(key_words::<U>(n) + first * row_words::<U>()),
+                    w: values.add(first * row_words::<U>()),
                     c: w.out.add(rows.start * w.width + first),
                     ldc: w.width,
                     add: true,
