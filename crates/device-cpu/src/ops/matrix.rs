@@ -9,15 +9,18 @@ use std::ops::Range;
 
 use turbospark_device::op::WeightLayout;
 
-use super::finish::{Linear, Place};
+use super::finish::{Finish, Linear, Place};
 use super::{Engine, Rows, Shared};
 use crate::scratch::{cut, local, rounded};
 use crate::simd::stored::{F32, Stored, Weight, with_stored};
-use crate::simd::unit::{Unit, UnitTask, pack_columns, pack_transposed, words};
+use crate::simd::unit::{Beside, Unit, UnitTask, pack_columns, pack_transposed, words};
 use crate::simd::{Simd, TileArgs};
 
 /// Packed activations at most, in words (8 MiB): they stay in the last cache while panels pass by.
 const PACKED: usize = 2 << 20;
+
+/// Rows from which on threads share rows rather than columns.
+const MANY: usize = 2048;
 
 /// What blocking depends on.
 #[derive(Clone, Copy, Default)]
@@ -28,8 +31,9 @@ struct Sides {
     left: usize,
     /// Words of a sum.
     words: usize,
-    /// [`Unit::WIDTH`].
+    /// [`Unit::WIDTH`] and [`Unit::PANELS`].
     width: usize,
+    most: usize,
 }
 
 impl Sides {
@@ -39,7 +43,14 @@ impl Sides {
             #[inline(always)]
             fn run<U: Unit>(self, _: U) {
                 let words = words::<U>(self.0);
-                *self.1 = Sides { rows: U::ROWS, cols: U::COLS, left: U::LEFT * words, words, width: U::WIDTH };
+                *self.1 = Sides {
+                    rows: U::ROWS,
+                    cols: U::COLS,
+                    left: U::LEFT * words,
+                    words,
+                    width: U::WIDTH,
+                    most: U::PANELS,
+                };
             }
         }
         let mut sides = Sides::default();
@@ -68,7 +79,13 @@ pub(crate) unsafe fn matrix(engine: &mut Engine, x: Rows<'_>, rows: usize, linea
     engine.kept = source;
     let threads = engine.pool.threads();
     let panels = n.div_ceil(tile.cols);
-    let width = (panels / (4 * threads)).clamp(1, tile.width);
+    let weights = 1 + linear.gate.is_some() as usize;
+    // As many panels as the second cache holds whole, and as leave work for all threads: of many rows each thread may take
+    // a share, so that few have to pass by often.
+    let fits = (tile.most / (tile.words * tile.cols * weights).max(1)).max(tile.width / 2);
+    let many = rows >= MANY;
+    let width = if many { panels.div_ceil(2) } else { panels / (4 * threads) };
+    let width = width.clamp(1, fits.min(if many { 2 } else { 1 } * tile.width));
     let tasks = panels.div_ceil(width);
     for first in (0..rows).step_by(block) {
         let m = block.min(rows - first);
@@ -81,7 +98,8 @@ pub(crate) unsafe fn matrix(engine: &mut Engine, x: Rows<'_>, rows: usize, linea
             kernels.multiply(exact, PackRows { x, first, m, k, tiles: range, packed });
         });
         // Few panels and many rows: the rows are shared out too, and each share widens the panels again.
-        let splits = (2 * threads).div_ceil(tasks).min(tiles.div_ceil(4));
+        let wanted = if many { 4 * threads } else { 2 * threads };
+        let splits = wanted.div_ceil(tasks).min(tiles.div_ceil(if many { 16 } else { 4 }));
         pool.run(tasks * splits, |part| {
             let (task, split) = (part % tasks, part / tasks);
             let panels = task * width..panels.min((task + 1) * width);
@@ -207,7 +225,8 @@ impl UnitTask for Panels<'_> {
         // The words of a sum that are widened at a time.
         let piece = (U::PANELS / (width * weights * cols) / U::K_BLOCK).max(1) * U::K_BLOCK;
         let piece = piece.min(words);
-        let waiting = if piece < words { self.tiles.len() } else { 1 };
+        // Where the unit multiplies beside the vectors, a tile is finished while the next is multiplied.
+        let waiting = if piece < words { self.tiles.len() } else { 1 + U::BESIDE as usize };
         let (panel, tile_sums) = (piece * cols, width * weights * rows * cols);
         let sizes = [width * weights * panel, waiting * tile_sums, width * cols];
         let mut local = local(sizes.iter().map(|&len| rounded(len)).sum());
@@ -222,6 +241,22 @@ impl UnitTask for Panels<'_> {
                 unsafe { b.widen(s, p * cols, &mut bias[i * cols..][..some]) };
             }
         }
+        let pieces = if U::BESIDE { 2 * width * weights * words / U::STEP } else { 1 };
+        let mut finishing = Finishing {
+            s,
+            finish,
+            n,
+            cols,
+            panels: self.panels.clone(),
+            bias,
+            gated: gate.is_some(),
+            sums,
+            rows,
+            first: 0,
+            height: 0,
+            next: (0, 0),
+            some: (rows * width).div_ceil(pieces),
+        };
         u.begin();
         for from in (0..words).step_by(piece) {
             let range = from..words.min(from + piece);
@@ -250,29 +285,72 @@ impl UnitTask for Panels<'_> {
                             add: p > 0,
                         };
                         // SAFETY: all three lie in the scratch and the packed rows, within the sizes above.
-                        unsafe { u.tile_packed(args) };
+                        unsafe { u.tile_beside(args, &mut finishing) };
                     }
                 }
                 if range.end < words {
                     continue;
                 }
-                // Row by row: a row's panels lie side by side in the output.
-                for r in 0..height {
-                    for (i, panel) in self.panels.clone().enumerate() {
-                        let (col, row) = (panel * cols, self.first + tile * rows);
-                        let at = |j: usize| sums.wrapping_add(((i * weights + j) * rows + r) * cols).cast_const();
-                        let gate = gate.map(|_| at(1));
-                        let bias = &bias[i * cols..];
-                        let place = Place { row: row + r, col, cols: cols.min(n - col) };
-                        // SAFETY: rows and columns of the layer; these outputs are this part's alone.
-                        unsafe { finish.row(s, place, at(0), gate, bias) };
-                    }
+                finishing.rest();
+                (finishing.sums, finishing.first) = (sums, self.first + tile * rows);
+                (finishing.height, finishing.next) = (height, (0, 0));
+                if !U::BESIDE {
+                    finishing.rest();
                 }
             }
         }
+        finishing.rest();
         u.end();
         if finish.stream {
             s.streamed();
+        }
+    }
+}
+
+/// A row tile's sums on their way to the outputs, row by row: a row's panels lie side by side there.
+struct Finishing<'a, S> {
+    s: S,
+    finish: Finish<'a>,
+    n: usize,
+    /// Columns of a panel.
+    cols: usize,
+    panels: Range<usize>,
+    bias: &'a [f32],
+    /// Whether each panel's sums are followed by the gate's.
+    gated: bool,
+    /// `[panels, weights, rows, cols]`.
+    sums: *const f32,
+    rows: usize,
+    /// The tile's first row, and how many there are.
+    first: usize,
+    height: usize,
+    /// The next row and its next panel.
+    next: (usize, usize),
+    /// How many panels of rows at a time.
+    some: usize,
+}
+
+impl<S: Simd> Beside for Finishing<'_, S> {
+    #[inline(always)]
+    fn is_done(&self) -> bool {
+        self.next.0 == self.height
+    }
+
+    #[inline(always)]
+    fn some(&mut self) {
+        for _ in 0..self.some {
+            let (r, i) = self.next;
+            if r == self.height {
+                return;
+            }
+            let col = (self.panels.start + i) * self.cols;
+            let weights = 1 + self.gated as usize;
+            let sums = |j: usize| self.sums.wrapping_add(((i * weights + j) * self.rows + r) * self.cols);
+            let place = Place { row: self.first + r, col, cols: self.cols.min(self.n - col) };
+            let bias = &self.bias[i * self.cols..];
+            // SAFETY: rows and columns of the layer, whose sums are there; these outputs are this part's alone.
+            unsafe { self.finish.row(self.s, place, sums(0), self.gated.then(|| sums(1)), bias) };
+            self.next = if i + 1 < self.panels.len() { (r, i + 1) } else { (r + 1, 0) };
         }
     }
 }

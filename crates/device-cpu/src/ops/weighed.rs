@@ -1,4 +1,5 @@
-//! Attention on units that weigh a panel of keys at a time: while the vectors weigh one panel, the tiles multiply the next.
+//! Attention on units that weigh a panel of keys at a time: while the tiles multiply one panel, the vectors weigh the one
+//! before, a few rows at a time.
 //!
 //! A query's weights are relative to a power of two's exponent that its first block decides, and a later one moves only
 //! where a score would pass the limit: a tile first tries what it has, and where some row's is too low it does the block
@@ -7,7 +8,7 @@
 use std::ops::Range;
 
 use super::attention::{Attend, Work, key_words, row_words, value_words};
-use crate::simd::unit::{ONE, PARTS, Unit, WeighPanel, tile_long};
+use crate::simd::unit::{Beside, Nothing, ONE, PARTS, Unit, WeighPanel, long_beside};
 use crate::simd::{KEYS, Simd, TileArgs};
 
 /// Bound of a score, squared, up to which it is weighed in whole numbers.
@@ -98,14 +99,16 @@ impl Tile<'_> {
             }
             self.begin(u, w);
             let mut above = false;
-            // Two panels' scores lie side by side.
-            let place = |p: usize| w.scores.wrapping_add(p % 2 * U::COLS);
-            self.multiply(u, 0, place(0));
+            // Two panels' scores lie one after the other, row by row: few lines, and next to each other.
+            let place = |p: usize| (w.scores.wrapping_add(p % 2 * U::ROWS * U::COLS), U::COLS);
+            self.multiply(u, 0, place(0), &mut Nothing);
             for p in 0..self.panels {
+                let mut weighing = self.weighing(u, w, p, place(p));
                 if p + 1 < self.panels {
-                    self.multiply(u, p + 1, place(p + 1));
+                    self.multiply(u, p + 1, place(p + 1), &mut weighing);
                 }
-                above |= self.weigh(u, w, p, place(p));
+                weighing.rest();
+                above |= weighing.above;
             }
             !above
         }
@@ -121,7 +124,7 @@ impl Tile<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             for p in 0..self.panels {
-                self.multiply(u, p, w.scores.add(p * U::COLS));
+                self.multiply(u, p, (w.scores.add(p * U::COLS), KEYS), &mut Nothing);
             }
             for (i, query) in self.rows.clone().enumerate() {
                 if self.seen[i] == 0 {
@@ -144,7 +147,7 @@ impl Tile<'_> {
             }
             self.begin(u, w);
             for p in 0..self.panels {
-                self.weigh(u, w, p, w.scores.add(p * U::COLS));
+                self.weighing(u, w, p, (w.scores.add(p * U::COLS), KEYS)).rest();
             }
         }
     }
@@ -163,23 +166,33 @@ impl Tile<'_> {
         }
     }
 
+    /// Scores of a panel, to a place and from row to row; `work` beside them.
+    ///
     /// # Safety
-    /// As [`Attend::weigh_tile`]; `to` has room for a panel of scores.
+    /// As [`Attend::weigh_tile`]; the place has room for a panel of scores.
     #[inline(always)]
-    unsafe fn multiply<U: Unit>(&self, u: U, panel: usize, to: *mut f32) {
-        let keys = self.scores.w.wrapping_add(panel * U::COLS * self.scores.k);
+    unsafe fn multiply<U: Unit>(&self, u: U, panel: usize, (c, ldc): (*mut f32, usize), work: &mut impl Beside) {
+        let w = self.scores.w.wrapping_add(panel * U::COLS * self.scores.k);
         // SAFETY: the caller's promise.
-        unsafe { tile_long(u, TileArgs { w: keys, c: to, ..self.scores }) }
+        unsafe { long_beside(u, TileArgs { w, c, ldc, ..self.scores }, work) }
     }
 
+    /// How to weigh a panel whose scores are in a place.
+    ///
     /// # Safety
-    /// As [`Tile::multiply`].
+    /// As [`Tile::multiply`], until it is done.
     #[inline(always)]
-    unsafe fn weigh<U: Unit>(&self, u: U, w: &Work, panel: usize, scores: *const f32) -> bool {
+    unsafe fn weighing<'a, U: Unit>(
+        &'a self,
+        u: U,
+        w: &Work,
+        panel: usize,
+        (scores, lds): (*mut f32, usize),
+    ) -> Weighing<'a, U> {
         let first = panel * U::COLS;
         let panel = WeighPanel {
             scores,
-            lds: KEYS,
+            lds,
             rows: self.rows.len(),
             starts: w.block.wrapping_add(U::ROWS * U::S::LANES),
             seen: (self.seen[0] < first + U::COLS).then_some(self.seen),
@@ -189,8 +202,36 @@ impl Tile<'_> {
             weights: w.weights.wrapping_add(first / U::PER_WORD),
             ldw: row_words::<U>(),
         };
-        // SAFETY: the caller's promise.
-        unsafe { u.weigh_panel(panel) }
+        // In as many pieces as a product asks for.
+        let pieces = if U::BESIDE { 2 * self.scores.k / U::STEP } else { 1 };
+        Weighing { u, panel, next: 0, some: self.rows.len().div_ceil(pieces), above: false }
+    }
+}
+
+/// A panel that is being weighed.
+struct Weighing<'a, U> {
+    u: U,
+    panel: WeighPanel<'a>,
+    /// The next row.
+    next: usize,
+    /// Rows at a time.
+    some: usize,
+    /// Whether any weight so far passed the limit.
+    above: bool,
+}
+
+impl<U: Unit> Beside for Weighing<'_, U> {
+    #[inline(always)]
+    fn is_done(&self) -> bool {
+        self.next == self.panel.rows
+    }
+
+    #[inline(always)]
+    fn some(&mut self) {
+        let rows = self.some.min(self.panel.rows - self.next);
+        // SAFETY: rows of the panel, which `Tile::weighing`'s caller vouches for.
+        self.above |= unsafe { self.u.weigh_panel(self.panel.rows(self.next, rows)) };
+        self.next += rows;
     }
 }
 

@@ -3,6 +3,9 @@
 //! A call multiplies one or two row tiles by two column tiles. The four sums stay in tile registers over all of
 //! its steps, so a step loads four tiles for four products; the left ones come from the first cache and the
 //! right ones from the second. Tile registers are named in assembly only, so the compiler never sees them.
+//!
+//! Tiles are multiplied while the vectors do something else, as far ahead as the CPU looks, which is a few hundred
+//! instructions. So [`Beside`] work comes in small pieces, one after each pair of products.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -12,7 +15,7 @@ use super::avx512::Avx512;
 use super::avx512_bf16::Avx512Bf16;
 use super::powers::key_at;
 use super::stored::{F32, Stored};
-use super::unit::{Unit, UnitTask, WeighPanel};
+use super::unit::{Beside, Nothing, Unit, UnitTask, WeighPanel};
 use super::{KEYS, Simd, TileArgs};
 
 /// Proof that the CPU has AMX with bf16 and that the system lets this process use it.
@@ -31,39 +34,63 @@ const PIECE: usize = 8 * SIDE;
 /// Steps of a head's scores: keys and values are met by several row tiles, and come from the first cache.
 const FEW: usize = 4;
 
-/// Operands of a product of tiles; steps and strides are in bytes.
+/// Operands of a product of tiles; strides are in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Product {
-    /// Left tiles: the first, from row to row, from step to step.
+    /// Left tiles: the next, from row to row, from step to step. The second lies 16 rows after the first.
     x: (*const f32, usize, usize),
     /// Right tiles, as `x`; the second lies 16 words after the first.
     w: (*const f32, usize, usize),
-    /// Sums and from row to row; as `w`.
+    /// Sums and from row to row; columns as `w`, rows as `x`.
     c: (*mut f32, usize),
-    /// At least one.
-    steps: usize,
-    /// Add to `c` instead of replacing it.
-    add: bool,
+    /// Whether there are two left tiles, or one.
+    high: bool,
     /// Whether the right tiles of all steps lie one after the other, past the first cache.
     streams: bool,
 }
 
-/// The tile registers.
+impl Product {
+    fn lower(&self) -> (*const f32, *mut f32) {
+        (self.x.0.wrapping_byte_add(SIDE * self.x.1), self.c.0.wrapping_byte_add(SIDE * self.c.1))
+    }
+
+    fn step(&mut self) {
+        self.x.0 = self.x.0.wrapping_byte_add(self.x.2);
+        self.w.0 = self.w.0.wrapping_byte_add(self.w.2);
+    }
+}
+
+/// The tile registers. A product is begun, run over its steps, and stored.
 pub(crate) trait Tiles: Copy + Send + Sync + 'static {
     /// Sets all tiles to 16 rows of 64 bytes.
     fn begin(self);
     /// Empties them, so that they need not be saved.
     fn end(self);
-    /// 16 rows by 32 columns.
+    /// Zero sums, or with `add` those in memory.
     ///
     /// # Safety
     /// Between `begin` and `end` on this thread; all tiles are readable, those of `c` writable.
-    unsafe fn low(self, p: Product);
-    /// 32 rows by 32 columns; the second left tile and the lower sums lie 16 rows after the first.
+    unsafe fn sums(self, p: &Product, add: bool);
+    /// Multiplies the next `steps`, at least one, and moves on.
     ///
     /// # Safety
-    /// As [`Tiles::low`].
-    unsafe fn high(self, p: Product);
+    /// As [`Tiles::sums`], which came before with the same product.
+    unsafe fn steps(self, p: &mut Product, steps: usize);
+    /// Multiplies the upper left tile of the next step.
+    ///
+    /// # Safety
+    /// As [`Tiles::steps`].
+    unsafe fn upper(self, p: &Product);
+    /// Multiplies the lower one, where there are two, by what [`Tiles::upper`] loaded.
+    ///
+    /// # Safety
+    /// As [`Tiles::steps`], right after [`Tiles::upper`].
+    unsafe fn lower(self, p: &Product);
+    /// Stores the sums.
+    ///
+    /// # Safety
+    /// As [`Tiles::steps`].
+    unsafe fn store(self, p: &Product);
 }
 
 /// The CPU's own.
@@ -179,44 +206,38 @@ impl Tiles for Hardware {
     }
 
     #[inline(always)]
-    unsafe fn low(self, p: Product) {
+    unsafe fn sums(self, p: &Product, add: bool) {
+        let (_, d) = p.lower();
         // SAFETY: the token, and the caller's promise.
         unsafe {
-            if p.add {
-                asm!(
-                    "tileloadd tmm0, [{c} + {ldc}]",
-                    "tileloadd tmm1, [{c} + {ldc} + 64]",
-                    c = in(reg) p.c.0, ldc = in(reg) p.c.1,
-                    options(nostack, preserves_flags),
+            if !add {
+                return asm!(
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    options(nostack, nomem, preserves_flags),
                 );
-            } else {
-                asm!("tilezero tmm0", "tilezero tmm1", options(nostack, nomem, preserves_flags));
             }
             asm!(
-                "2:",
-                "tileloadd tmm4, [{x} + {ldx}]",
-                "tileloadd tmm6, [{w} + {ldw}]",
-                "tileloadd tmm7, [{w} + {ldw} + 64]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "add {x}, {x_step}",
-                "add {w}, {w_step}",
-                "dec {steps}",
-                "jnz 2b",
-                "tilestored [{c} + {ldc}], tmm0",
-                "tilestored [{c} + {ldc} + 64], tmm1",
-                x = inout(reg) p.x.0 => _, ldx = in(reg) p.x.1, x_step = in(reg) p.x.2,
-                w = inout(reg) p.w.0 => _, ldw = in(reg) p.w.1, w_step = in(reg) p.w.2,
+                "tileloadd tmm0, [{c} + {ldc}]",
+                "tileloadd tmm1, [{c} + {ldc} + 64]",
                 c = in(reg) p.c.0, ldc = in(reg) p.c.1,
-                steps = inout(reg) p.steps => _,
-                options(nostack),
+                options(nostack, readonly, preserves_flags),
             );
+            if p.high {
+                asm!(
+                    "tileloadd tmm2, [{d} + {ldc}]",
+                    "tileloadd tmm3, [{d} + {ldc} + 64]",
+                    d = in(reg) d, ldc = in(reg) p.c.1,
+                    options(nostack, readonly, preserves_flags),
+                );
+            }
         }
     }
 
     #[inline(always)]
-    unsafe fn high(self, p: Product) {
-        let (x, c) = (p.x.0.wrapping_byte_add(SIDE * p.x.1), p.c.0.wrapping_byte_add(SIDE * p.c.1));
+    unsafe fn steps(self, p: &mut Product, steps: usize) {
         // The right tiles of two steps on, a quarter at a time.
         macro_rules! fetch {
             (@ $($at:literal)*) => { concat!($("prefetcht0 [{w} + ", $at, "]\n",)*) };
@@ -225,88 +246,136 @@ impl Tiles for Hardware {
             (2) => { fetch!(@ 5120 5184 5248 5312 5376 5440 5504 5568) };
             (3) => { fetch!(@ 5632 5696 5760 5824 5888 5952 6016 6080) };
         }
+        macro_rules! high {
+            ($fetch0:expr, $fetch1:expr, $fetch2:expr, $fetch3:expr) => {
+                asm!(
+                    "2:",
+                    "tileloadd tmm4, [{x} + {ldx}]",
+                    "tileloadd tmm6, [{w} + {ldw}]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    $fetch0,
+                    "tileloadd tmm7, [{w} + {ldw} + 64]",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    $fetch1,
+                    "tileloadd tmm5, [{y} + {ldx}]",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    $fetch2,
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    $fetch3,
+                    "add {x}, {x_step}",
+                    "add {y}, {x_step}",
+                    "add {w}, {w_step}",
+                    "dec {steps}",
+                    "jnz 2b",
+                    x = inout(reg) p.x.0, y = inout(reg) p.lower().0 => _, ldx = in(reg) p.x.1, x_step = in(reg) p.x.2,
+                    w = inout(reg) p.w.0, ldw = in(reg) p.w.1, w_step = in(reg) p.w.2,
+                    steps = inout(reg) steps => _,
+                    options(nostack, readonly),
+                )
+            };
+        }
         // SAFETY: the token, and the caller's promise; a line that is asked for need not exist.
         unsafe {
-            if p.add {
-                asm!(
-                    "tileloadd tmm0, [{c} + {ldc}]",
-                    "tileloadd tmm1, [{c} + {ldc} + 64]",
-                    "tileloadd tmm2, [{d} + {ldc}]",
-                    "tileloadd tmm3, [{d} + {ldc} + 64]",
-                    c = in(reg) p.c.0, d = in(reg) c, ldc = in(reg) p.c.1,
-                    options(nostack, preserves_flags),
-                );
+            if p.high && p.streams {
+                high!(fetch!(0), fetch!(1), fetch!(2), fetch!(3));
+            } else if p.high {
+                high!("", "", "", "");
             } else {
-                asm!(
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "tilezero tmm2",
-                    "tilezero tmm3",
-                    options(nostack, nomem, preserves_flags),
-                );
+                for _ in 0..steps {
+                    self.upper(p);
+                    p.step();
+                }
             }
-            macro_rules! steps {
-                ($fetch0:expr, $fetch1:expr, $fetch2:expr, $fetch3:expr) => {
-                    asm!(
-                        "2:",
-                        "tileloadd tmm4, [{x} + {ldx}]",
-                        "tileloadd tmm6, [{w} + {ldw}]",
-                        "tdpbf16ps tmm0, tmm4, tmm6",
-                        $fetch0,
-                        "tileloadd tmm7, [{w} + {ldw} + 64]",
-                        "tdpbf16ps tmm1, tmm4, tmm7",
-                        $fetch1,
-                        "tileloadd tmm5, [{y} + {ldx}]",
-                        "tdpbf16ps tmm2, tmm5, tmm6",
-                        $fetch2,
-                        "tdpbf16ps tmm3, tmm5, tmm7",
-                        $fetch3,
-                        "add {x}, {x_step}",
-                        "add {y}, {x_step}",
-                        "add {w}, {w_step}",
-                        "dec {steps}",
-                        "jnz 2b",
-                        x = inout(reg) p.x.0 => _, y = inout(reg) x => _, ldx = in(reg) p.x.1, x_step = in(reg) p.x.2,
-                        w = inout(reg) p.w.0 => _, ldw = in(reg) p.w.1, w_step = in(reg) p.w.2,
-                        steps = inout(reg) p.steps => _,
-                        options(nostack, readonly),
-                    )
-                };
-            }
-            if p.streams {
-                steps!(fetch!(0), fetch!(1), fetch!(2), fetch!(3));
-            } else {
-                steps!("", "", "", "");
-            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn upper(self, p: &Product) {
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            asm!(
+                "tileloadd tmm4, [{x} + {ldx}]",
+                "tileloadd tmm6, [{w} + {ldw}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{w} + {ldw} + 64]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                x = in(reg) p.x.0, ldx = in(reg) p.x.1, w = in(reg) p.w.0, ldw = in(reg) p.w.1,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn lower(self, p: &Product) {
+        if !p.high {
+            return;
+        }
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
+            asm!(
+                "tileloadd tmm5, [{y} + {ldx}]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                y = in(reg) p.lower().0, ldx = in(reg) p.x.1,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: &Product) {
+        let (_, d) = p.lower();
+        // SAFETY: the token, and the caller's promise.
+        unsafe {
             asm!(
                 "tilestored [{c} + {ldc}], tmm0",
                 "tilestored [{c} + {ldc} + 64], tmm1",
-                "tilestored [{d} + {ldc}], tmm2",
-                "tilestored [{d} + {ldc} + 64], tmm3",
-                c = in(reg) p.c.0, d = in(reg) c, ldc = in(reg) p.c.1,
+                c = in(reg) p.c.0, ldc = in(reg) p.c.1,
                 options(nostack, preserves_flags),
             );
+            if p.high {
+                asm!(
+                    "tilestored [{d} + {ldc}], tmm2",
+                    "tilestored [{d} + {ldc} + 64], tmm3",
+                    d = in(reg) d, ldc = in(reg) p.c.1,
+                    options(nostack, preserves_flags),
+                );
+            }
         }
     }
 }
 
 impl<T: Tiles> Amx<T> {
-    /// One call of a tile kernel.
+    /// One call of a tile kernel, and something beside it.
     ///
     /// # Safety
     /// As [`Unit::tile_packed`], with left tiles `ldx` and `step` bytes apart from row to row and step to step.
     #[inline(always)]
-    unsafe fn multiply(self, a: TileArgs, ldx: usize, step: usize, streams: bool) {
-        let product = Product {
+    unsafe fn multiply(self, a: TileArgs, ldx: usize, step: usize, streams: bool, beside: &mut impl Beside) {
+        let mut product = Product {
             x: (a.x, ldx, step),
             w: (a.w, 4 * a.ldw, 4 * SIDE * a.ldw),
             c: (a.c, 4 * a.ldc),
-            steps: a.k / SIDE,
-            add: a.add,
+            high: a.rows > SIDE,
             streams,
         };
+        let mut left = a.k / SIDE;
         // SAFETY: the caller's promise.
-        unsafe { if a.rows > SIDE { self.tiles.high(product) } else { self.tiles.low(product) } }
+        unsafe {
+            self.tiles.sums(&product, a.add);
+            while left > 0 && !beside.is_done() {
+                self.tiles.upper(&product);
+                beside.some();
+                self.tiles.lower(&product);
+                beside.some();
+                product.step();
+                left -= 1;
+            }
+            if left > 0 {
+                self.tiles.steps(&mut product, left);
+            }
+            self.tiles.store(&product);
+        }
     }
 }
 
@@ -323,6 +392,7 @@ impl<T: Tiles> Unit for Amx<T> {
     const EXP_SCALE: f32 = std::f32::consts::LOG2_E;
     const SLACK: f32 = 32.0;
     const WEIGHS: bool = true;
+    const BESIDE: bool = true;
 
     #[inline(always)]
     fn simd(self) -> Avx512 {
@@ -402,13 +472,19 @@ impl<T: Tiles> Unit for Amx<T> {
     #[inline(always)]
     unsafe fn tile_packed(self, a: TileArgs) {
         // SAFETY: the caller's promise.
-        unsafe { self.multiply(a, 4 * SIDE, 4 * SIDE * Self::ROWS, a.k > FEW * SIDE) }
+        unsafe { self.tile_beside(a, &mut Nothing) }
+    }
+
+    #[inline(always)]
+    unsafe fn tile_beside(self, a: TileArgs, work: &mut impl Beside) {
+        // SAFETY: the caller's promise.
+        unsafe { self.multiply(a, 4 * SIDE, 4 * SIDE * Self::ROWS, a.k > FEW * SIDE, work) }
     }
 
     #[inline(always)]
     unsafe fn tile_rows(self, a: TileArgs) {
         // SAFETY: the caller's promise.
-        unsafe { self.multiply(a, 4 * (KEYS / 2), 4 * SIDE, false) }
+        unsafe { self.multiply(a, 4 * (KEYS / 2), 4 * SIDE, false, &mut Nothing) }
     }
 }
 
@@ -439,21 +515,17 @@ pub(crate) mod software {
     }
 
     impl Software {
-        unsafe fn product(p: Product, rows: usize) {
-            for i in 0..rows {
-                for j in 0..2 * SIDE {
-                    // SAFETY: the caller's promise.
-                    unsafe {
-                        let c = p.c.0.byte_add(i * p.c.1).add(j);
-                        let mut sum = if p.add { *c } else { 0.0 };
-                        for q in 0..p.steps * SIDE {
-                            let (step, word) = (q / SIDE, q % SIDE);
-                            let x = halves(p.x.0.byte_add(i * p.x.1 + step * p.x.2).add(word));
-                            let w = halves(p.w.0.byte_add(step * p.w.2 + word * p.w.1).add(j));
-                            sum += x[0] * w[0];
-                            sum += x[1] * w[1];
-                        }
-                        *c = sum;
+        /// Multiplies rows `rows` of the left side by the next step.
+        unsafe fn product(p: &Product, rows: std::ops::Range<usize>) {
+            for (i, j) in rows.flat_map(|i| (0..2 * SIDE).map(move |j| (i, j))) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let c = p.c.0.byte_add(i * p.c.1).add(j);
+                    for word in 0..SIDE {
+                        let x = halves(p.x.0.byte_add(i * p.x.1).add(word));
+                        let w = halves(p.w.0.byte_add(word * p.w.1).add(j));
+                        *c += x[0] * w[0];
+                        *c += x[1] * w[1];
                     }
                 }
             }
@@ -463,13 +535,35 @@ pub(crate) mod software {
     impl Tiles for Software {
         fn begin(self) {}
         fn end(self) {}
-        unsafe fn low(self, p: Product) {
-            // SAFETY: the caller's promise.
-            unsafe { Self::product(p, SIDE) }
+
+        unsafe fn sums(self, p: &Product, add: bool) {
+            for i in 0..if add { 0 } else { SIDE << p.high as usize } {
+                // SAFETY: the caller's promise.
+                unsafe { std::slice::from_raw_parts_mut(p.c.0.byte_add(i * p.c.1), 2 * SIDE).fill(0.0) };
+            }
         }
-        unsafe fn high(self, p: Product) {
-            // SAFETY: the caller's promise.
-            unsafe { Self::product(p, 2 * SIDE) }
+
+        unsafe fn steps(self, p: &mut Product, steps: usize) {
+            for _ in 0..steps {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    self.upper(p);
+                    self.lower(p);
+                }
+                p.step();
+            }
         }
+
+        unsafe fn upper(self, p: &Product) {
+            // SAFETY: the caller's promise.
+            unsafe { Self::product(p, 0..SIDE) }
+        }
+
+        unsafe fn lower(self, p: &Product) {
+            // SAFETY: the caller's promise.
+            unsafe { Self::product(p, if p.high { SIDE..2 * SIDE } else { 0..0 }) }
+        }
+
+        unsafe fn store(self, _: &Product) {}
     }
 }

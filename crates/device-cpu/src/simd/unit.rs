@@ -39,6 +39,8 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     const SLACK: f32 = 0.0;
     /// Whether [`Unit::weigh_panel`] is there.
     const WEIGHS: bool = false;
+    /// Whether it multiplies while the vectors do something else.
+    const BESIDE: bool = false;
 
     /// The vectors.
     fn simd(self) -> Self::S;
@@ -100,11 +102,49 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     /// The three matrices of `a` are readable, `c` is writable and overlaps neither. `x` and `c` have room for
     /// `ROWS` rows; those of `c` past `rows` become anything.
     unsafe fn tile_packed(self, a: TileArgs);
+    /// [`Unit::tile_packed`], and some of `work` between its steps where that costs nothing: what is left is the
+    /// caller's to do.
+    ///
+    /// # Safety
+    /// As [`Unit::tile_packed`]; the work touches none of the matrices.
+    #[inline(always)]
+    unsafe fn tile_beside(self, a: TileArgs, _work: &mut impl Beside) {
+        // SAFETY: the caller's promise.
+        unsafe { self.tile_packed(a) }
+    }
     /// The tile kernel with `x` in rows of words that are `KEYS / PER_WORD` apart.
     ///
     /// # Safety
     /// As [`Unit::tile_packed`].
     unsafe fn tile_rows(self, a: TileArgs);
+}
+
+/// Work for the vectors while a unit multiplies. Methods are `#[inline(always)]`.
+pub(crate) trait Beside {
+    /// Whether none is left.
+    fn is_done(&self) -> bool;
+    /// Does a little of it.
+    fn some(&mut self);
+    /// Does the rest.
+    #[inline(always)]
+    fn rest(&mut self) {
+        while !self.is_done() {
+            self.some();
+        }
+    }
+}
+
+/// None.
+pub(crate) struct Nothing;
+
+impl Beside for Nothing {
+    #[inline(always)]
+    fn is_done(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn some(&mut self) {}
 }
 
 /// Parts of a power of two that [`Unit::weigh_panel`] rounds scores to.
@@ -137,6 +177,25 @@ pub(crate) struct WeighPanel<'a> {
     /// See `weights`.
     pub ldw: usize,
 }
+
+impl WeighPanel<'_> {
+    /// `rows` of its rows from `first` on.
+    #[inline(always)]
+    pub(crate) fn rows(&self, first: usize, rows: usize) -> Self {
+        WeighPanel {
+            scores: self.scores.wrapping_add(first * self.lds),
+            rows,
+            starts: self.starts.wrapping_add(first),
+            seen: self.seen.map(|seen| &seen[first..]),
+            sums: self.sums.wrapping_add(first * SUMS),
+            weights: self.weights.wrapping_add(first * self.ldw),
+            ..*self
+        }
+    }
+}
+
+/// Elements of a vector of sums there.
+const SUMS: usize = 16;
 
 /// A loop that is compiled once a unit.
 pub(crate) trait UnitTask {
@@ -305,22 +364,32 @@ unsafe fn column<U: Unit, T: Stored>(
     unsafe { if some >= U::S::LANES { T::load(s, from) } else { T::load_some(s, from, some) } }
 }
 
-/// [`Unit::tile_packed`] over a sum of any length, in calls of `K_BLOCK`.
+/// [`Unit::tile_beside`] over a sum of any length, in calls of `K_BLOCK`.
 ///
 /// # Safety
-/// As [`Unit::tile_packed`].
+/// As [`Unit::tile_beside`].
 #[inline(always)]
-pub(crate) unsafe fn tile_long<U: Unit>(u: U, a: TileArgs) {
+pub(crate) unsafe fn long_beside<U: Unit>(u: U, a: TileArgs, work: &mut impl Beside) {
     let mut done = 0;
     loop {
         let k = U::K_BLOCK.min(a.k - done);
         let x = a.x.wrapping_add(done * U::LEFT);
         let w = a.w.wrapping_add(done * a.ldw);
         // SAFETY: a part of the caller's matrices.
-        unsafe { u.tile_packed(TileArgs { k, x, w, add: a.add || done > 0, ..a }) };
+        unsafe { u.tile_beside(TileArgs { k, x, w, add: a.add || done > 0, ..a }, work) };
         done += k;
         if done >= a.k {
             return;
         }
     }
+}
+
+/// [`long_beside`] nothing.
+///
+/// # Safety
+/// As [`Unit::tile_packed`].
+#[inline(always)]
+pub(crate) unsafe fn tile_long<U: Unit>(u: U, a: TileArgs) {
+    // SAFETY: the caller's promise.
+    unsafe { long_beside(u, a, &mut Nothing) }
 }
