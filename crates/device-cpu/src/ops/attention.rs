@@ -21,6 +21,10 @@ use crate::simd::{KEYS, Simd, TileArgs};
 /// Queries of a task at most: their sums stay in the second cache, and a block of keys serves them all.
 const QUERIES: usize = 256;
 
+/// Queries that are asked for ahead of use, and elements of a cache line.
+const AHEAD: usize = 16;
+const LINE: usize = 16;
+
 /// Packed keys and values at most, in words (16 MiB), unless one head has more.
 const PACKED: usize = 4 << 20;
 
@@ -74,8 +78,11 @@ pub(super) unsafe fn attend(engine: &mut Engine, heads: &[Head<'_>], scale: f32)
         let total = from[group.len()];
         let packed = Shared::new(engine.packed.get(total * sides.block));
         let (kernels, exact, pool) = (engine.kernels, engine.exact, &engine.pool);
+        // All heads of some keys before the next keys: in memory they lie side by side.
+        let mut order: Vec<_> = (0..group.len()).flat_map(|i| (from[i]..from[i + 1]).map(move |at| (i, at))).collect();
+        order.sort_by_key(|&(i, at)| at - from[i]);
         engine.split(total, sides.block, |range| {
-            kernels.multiply(exact, PackKeys { heads: group, from: &from, range, packed });
+            kernels.multiply(exact, PackKeys { heads: group, from: &from, blocks: &order[range], packed });
         });
         let mut parts = Vec::new();
         for (i, head) in group.iter().enumerate() {
@@ -143,7 +150,8 @@ struct PackKeys<'a> {
     heads: &'a [Head<'a>],
     /// The first block of each head, and the end.
     from: &'a [usize],
-    range: Range<usize>,
+    /// Heads and blocks.
+    blocks: &'a [(usize, usize)],
     packed: Shared<f32>,
 }
 
@@ -153,11 +161,7 @@ impl UnitTask for PackKeys<'_> {
         let n = self.heads[0].queries.q.dim(2);
         let mut local = local(self.heads[0].keys.wide(KEYS, n));
         let wide = local.all().as_mut_ptr();
-        let mut i = 0;
-        for block in self.range {
-            while block >= self.from[i + 1] {
-                i += 1;
-            }
+        for &(i, block) in self.blocks {
             let head = &self.heads[i];
             let start = (block - self.from[i]) * KEYS;
             let range = start..head.seen().min(start + KEYS);
@@ -291,6 +295,11 @@ impl UnitTask for Attend {
                 let stride = n.next_multiple_of(lanes);
                 for i in 0..rows {
                     let from = self.queries.at(&self.queries.q, self.range.start + first + i);
+                    // Rows are pages apart, which no hardware prefetcher crosses.
+                    if first + i + AHEAD < count {
+                        let later = self.queries.at(&self.queries.q, self.range.start + first + i + AHEAD);
+                        (0..n).step_by(LINE).for_each(|j| s.prefetch(later.wrapping_add(j).cast()));
+                    }
                     scale(s, from, self.scale * U::EXP_SCALE, n, scaled.add(i * stride));
                 }
                 let row = |i: usize| scaled.add(i * stride).cast_const();

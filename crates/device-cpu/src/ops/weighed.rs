@@ -101,11 +101,12 @@ impl Tile<'_> {
             let mut above = false;
             // Two panels' scores lie one after the other, row by row: few lines, and next to each other.
             let place = |p: usize| (w.scores.wrapping_add(p % 2 * U::ROWS * U::COLS), U::COLS);
-            self.multiply(u, 0, place(0), &mut Nothing);
+            let held = u.hold(&self.scores);
+            self.multiply(u, held, 0, place(0), &mut Nothing);
             for p in 0..self.panels {
                 let mut weighing = self.weighing(u, w, p, place(p));
                 if p + 1 < self.panels {
-                    self.multiply(u, p + 1, place(p + 1), &mut weighing);
+                    self.multiply(u, held, p + 1, place(p + 1), &mut weighing);
                 }
                 weighing.rest();
                 above |= weighing.above;
@@ -124,7 +125,7 @@ impl Tile<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             for p in 0..self.panels {
-                self.multiply(u, p, (w.scores.add(p * U::COLS), KEYS), &mut Nothing);
+                self.multiply(u, false, p, (w.scores.add(p * U::COLS), KEYS), &mut Nothing);
             }
             for (i, query) in self.rows.clone().enumerate() {
                 if self.seen[i] == 0 {
@@ -171,10 +172,18 @@ impl Tile<'_> {
     /// # Safety
     /// As [`Attend::weigh_tile`]; the place has room for a panel of scores.
     #[inline(always)]
-    unsafe fn multiply<U: Unit>(&self, u: U, panel: usize, (c, ldc): (*mut f32, usize), work: &mut impl Beside) {
+    unsafe fn multiply<U: Unit>(
+        &self,
+        u: U,
+        held: bool,
+        panel: usize,
+        (c, ldc): (*mut f32, usize),
+        work: &mut impl Beside,
+    ) {
         let w = self.scores.w.wrapping_add(panel * U::COLS * self.scores.k);
+        let args = TileArgs { w, c, ldc, ..self.scores };
         // SAFETY: the caller's promise.
-        unsafe { long_beside(u, TileArgs { w, c, ldc, ..self.scores }, work) }
+        unsafe { if held { u.tile_held(args, work) } else { long_beside(u, args, work) } }
     }
 
     /// How to weigh a panel whose scores are in a place.

@@ -4,46 +4,54 @@ use turbospark_device::Activation;
 
 use super::Simd;
 
+/// Below it `e^x` counts as zero.
+const LEAST: f32 = -87.33;
+
 /// `e^x`, within 2 units in the last place; zero below -87.3, NaN for NaN.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
-    let low = s.splat(-87.33);
+    let low = s.splat(LEAST);
     // NaN passes as the second operand.
-    let c = s.min(s.splat(88.37), s.max(low, x));
+    let y = power(s, s.min(s.splat(88.37), s.max(low, x)));
+    s.less(x, low, s.splat(0.0), y)
+}
+
+/// `e^x` for `x` of [`LEAST`] to 88.37.
+#[inline(always)]
+fn power<S: Simd>(s: S, x: S::V) -> S::V {
     // Adding 1.5 * 2^23 rounds to a whole number.
     let magic = s.splat(12_582_912.0);
-    let n = s.sub(s.fma(c, s.splat(std::f32::consts::LOG2_E), magic), magic);
+    let n = s.sub(s.fma(x, s.splat(std::f32::consts::LOG2_E), magic), magic);
     // ln 2 in two pieces; the first has few bits, so that n times it is exact.
-    let r = s.fma(n, s.splat(-0.693_359_4), c);
+    let r = s.fma(n, s.splat(-0.693_359_4), x);
     let r = s.fma(n, s.splat(2.121_944_4e-4), r);
     let mut p = s.splat(1.987_569_1e-4);
     for coefficient in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5e-1] {
         p = s.fma(p, r, s.splat(coefficient));
     }
     let p = s.fma(p, s.mul(r, r), r);
-    let y = s.scale2(s.add(p, s.splat(1.0)), n);
-    s.less(x, low, s.splat(0.0), y)
+    s.scale2(s.add(p, s.splat(1.0)), n)
 }
 
-/// `y / (1 + e^-x)`.
+/// `y / (1 + e^x)`.
 #[inline(always)]
 fn gated<S: Simd>(s: S, y: S::V, x: S::V) -> S::V {
-    // What lies beyond would make a reciprocal denormal, which takes a hundred times as long. NaN passes as the
-    // second operand.
-    let power = s.min(s.splat(80.0), s.sub(s.splat(0.0), x));
-    s.quotient(y, s.add(s.splat(1.0), exp(s, power)))
+    // What lies above would make a reciprocal denormal, which takes a hundred times as long; what lies below is lost
+    // beside the one. NaN passes as the second operand.
+    let x = s.max(s.splat(LEAST), s.min(s.splat(80.0), x));
+    s.quotient(y, s.add(s.splat(1.0), power(s, x)))
 }
 
 /// `1 / (1 + e^-x)`.
 #[inline(always)]
 pub(crate) fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
-    gated(s, s.splat(1.0), x)
+    gated(s, s.splat(1.0), s.sub(s.splat(0.0), x))
 }
 
 /// `x / (1 + e^-x)`.
 #[inline(always)]
 pub(crate) fn silu<S: Simd>(s: S, x: S::V) -> S::V {
-    gated(s, x, x)
+    gated(s, x, s.sub(s.splat(0.0), x))
 }
 
 /// `first * x^n + rest[0] * x^(n-1) + ..`.
@@ -86,7 +94,7 @@ pub(crate) fn activate<S: Simd>(s: S, kind: Option<Activation>, x: S::V) -> S::V
         Some(Activation::GeluTanh) => {
             // 0.5 (1 + tanh u) = sigmoid(2 u)
             let x2 = s.mul(x, x);
-            let twice = s.splat(1.595_769_2); // 2 sqrt(2 / pi)
+            let twice = s.splat(-1.595_769_2); // -2 sqrt(2 / pi)
             let u = s.mul(s.mul(twice, x), s.fma(x2, s.splat(0.044_715), s.splat(1.0)));
             gated(s, x, u)
         }

@@ -112,6 +112,21 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
         // SAFETY: the caller's promise.
         unsafe { self.tile_packed(a) }
     }
+    /// Keeps the left side of a product for [`Unit::tile_held`], which may be met by many right ones, where it fits.
+    ///
+    /// # Safety
+    /// As [`Unit::tile_packed`], for `x`.
+    #[inline(always)]
+    unsafe fn hold(self, _: &TileArgs) -> bool {
+        false
+    }
+    /// [`Unit::tile_beside`] with the left side that is held since [`Unit::hold`] gave true; no other product came between.
+    ///
+    /// # Safety
+    /// As [`Unit::tile_beside`].
+    unsafe fn tile_held(self, _: TileArgs, _: &mut impl Beside) {
+        unreachable!("only where something is held")
+    }
     /// The tile kernel with `x` in rows of words that are `KEYS / PER_WORD` apart.
     ///
     /// # Safety
