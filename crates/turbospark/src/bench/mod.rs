@@ -174,6 +174,7 @@ fn encode(model: &Model, (width, height): (usize, usize), options: &BenchOptions
     let ready = if model.device().memory_kind() == MemoryKind::Host { Vec::new() } else { picture.patches() };
     let times = timed(model, options, || {
         let mut engine = model.engine();
+        model.make_room(&mut engine);
         let began = Instant::now();
         let write = |range, out: &mut [f32]| picture.write_some_patches(range, out).expect("a range of its patches");
         let made = Patches::Made { values: picture.patches_len(), write: &write };

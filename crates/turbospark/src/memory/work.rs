@@ -68,6 +68,11 @@ pub(super) fn image_bytes(v: Option<&VisionConfig>, patches: usize, sequences: u
     sized_bytes(v, patches) * sequences as u64 + decode_bytes(Some(v), patches, rows) + others
 }
 
+/// Of [`image_bytes`], what is free while no image is in work: all but the pictures, of which nobody says when they go.
+pub(super) fn lent_bytes(v: Option<&VisionConfig>, patches: usize, sequences: usize, rows: usize) -> u64 {
+    v.map_or(0, |v| image_bytes(Some(v), patches, sequences, rows) - sized_bytes(v, patches) * sequences as u64)
+}
+
 /// Of [`image_bytes`], what lies in a graphics adapter's memory: the tower's work space, and rows of the trunk.
 pub(super) fn tower_work_bytes(v: Option<&VisionConfig>, patches: usize, sequences: usize, rows: usize) -> u64 {
     let others = (sequences - 1) as u64;
