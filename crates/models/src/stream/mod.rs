@@ -29,7 +29,7 @@ pub(crate) use lent::Lender;
 pub use pool::{Pool, READERS};
 pub(crate) use reads::{ExpertReads, Part, Reads};
 pub use ring::Ring;
-use ring::{Cycle, slot_of};
+use ring::{Cycle, slots_of};
 pub(crate) use table::StreamedTable;
 use table::shards;
 
@@ -312,12 +312,13 @@ impl Streamed {
         let count = residency.slots.clamp(1, longest.max(1));
         let bytes = reads.iter().map(|r| r.slot_bytes).max().unwrap_or(0);
         let count = if cycles.is_empty() { 0 } else { count };
-        let slots = slots_of(device, "slot of streamed weights", count, bytes)?;
+        let slots = alloc_slots(device, "slot of streamed weights", count, bytes)?;
         let lent_units: Vec<usize> = residency.lent_layers.iter().filter_map(|i| layers.get(i)).copied().collect();
         let most = lent_units.iter().map(|&unit| reads[unit].slot_bytes).max().unwrap_or(0);
-        let own = slots_of(device, "places of their own", lent_units.len(), most)?;
+        let own = alloc_slots(device, "places of their own", lent_units.len(), most)?;
+        let slot = slots_of(&cycles, &lent_units, count);
         let spot = |(&unit, own): (&usize, Arc<Buffer>)| {
-            let slot = slots[slot_of(&cycles, unit, count)].clone();
+            let slot = slots[slot[unit]].clone();
             (unit, Arc::new(Spot { slot, own, in_own: AtomicBool::new(false) }))
         };
         let spots: Vec<(usize, Arc<Spot>)> = lent_units.iter().zip(own).map(spot).collect();
@@ -326,14 +327,14 @@ impl Streamed {
         for (unit, (pieces, offsets)) in laid.into_iter().enumerate() {
             let home = match spots.iter().find(|(one, _)| *one == unit) {
                 Some((_, spot)) => Home::Either(spot.clone()),
-                None => Home::One(slots[slot_of(&cycles, unit, count)].clone()),
+                None => Home::One(slots[slot[unit]].clone()),
             };
             places.extend(pieces.iter().zip(offsets).map(|(piece, at)| (key(piece), (home.clone(), at))));
         }
         let mut ring = None;
         if !cycles.is_empty() {
             let disk = Disk::new(device.clone(), checkpoint.clone(), counters.clone())?;
-            ring = Some(Arc::new(Ring::new(Arc::new(disk), slots, reads, cycles, spots)));
+            ring = Some(Arc::new(Ring::new(Arc::new(disk), slots, reads, cycles, slot, spots)));
         }
         let expert_slots = [residency.expert_slots, residency.lent_experts];
         Ok(Streamed { places, ring, layers, vision, head, expert_slots, lent, counters })
@@ -351,7 +352,7 @@ impl Streamed {
         let mut experts = None;
         if own > 0 {
             let bytes = pooled.iter().flatten().map(|expert| expert.reads.slot_bytes).max().unwrap_or(0);
-            let slots = slots_of(device, "slot of experts", own + lent, bytes)?;
+            let slots = alloc_slots(device, "slot of experts", own + lent, bytes)?;
             let disk = Disk::new(device.clone(), checkpoint.clone(), self.counters.clone())?;
             let pool = Arc::new(Pool::new(Arc::new(disk), slots, own, pooled));
             experts = Some((pool.clone(), bytes as u64));
@@ -383,7 +384,7 @@ impl Streamed {
 /// Below this, memory of its own isn't aligned for direct reads.
 pub(crate) const MIN_SLOT: usize = 2 << 20;
 
-fn slots_of(device: &Arc<dyn Device>, label: &str, count: usize, bytes: usize) -> Result<Vec<Arc<Buffer>>> {
+fn alloc_slots(device: &Arc<dyn Device>, label: &str, count: usize, bytes: usize) -> Result<Vec<Arc<Buffer>>> {
     if count == 0 {
         return Ok(Vec::new());
     }

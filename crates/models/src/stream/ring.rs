@@ -2,8 +2,8 @@
 //!
 //! Units are used in a fixed order, again and again (a *cycle*: the layers of the trunk, or the blocks of the tower), so
 //! what comes next is known, also across the end of a pass: the first layers of the next token are read while the
-//! last ones compute. Each unit has its slot for good, `place in the cycle mod slots`, so the weights of a layer are
-//! the same views in every pass, and nothing is copied.
+//! last ones compute. Each unit has its slot for good, the slots in turn, so the weights of a layer are the same views in
+//! every pass, and nothing is copied.
 //!
 //! While memory is left over, some units have a place of their own beside their slot ([`Ring::lend`]): they are read to
 //! it once, and are there from then on until it is given up.
@@ -41,6 +41,8 @@ struct Shared {
     slots: Vec<Arc<Buffer>>,
     units: Vec<Reads>,
     cycles: Vec<Cycle>,
+    /// Of each unit.
+    slot: Vec<usize>,
     /// Units that may have a place of their own.
     spots: Vec<(usize, Arc<Spot>)>,
     state: Mutex<State>,
@@ -87,6 +89,7 @@ impl Ring {
         slots: Vec<Arc<Buffer>>,
         units: Vec<Reads>,
         cycles: Vec<Cycle>,
+        slot: Vec<usize>,
         spots: Vec<(usize, Arc<Spot>)>,
     ) -> Self {
         let state = State {
@@ -103,7 +106,7 @@ impl Ring {
             awake: false,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let shared = Arc::new(Shared { disk, slots, units, cycles, spots, state, changed });
+        let shared = Arc::new(Shared { disk, slots, units, cycles, slot, spots, state, changed });
         let worker = Arc::clone(&shared);
         let reader = std::thread::Builder::new().name("weights".into()).spawn(move || worker.fill());
         Ring { shared, reader: reader.ok() }
@@ -159,10 +162,18 @@ impl Drop for Ring {
     }
 }
 
-/// The slot of a unit, by its place in the cycle.
-pub(crate) fn slot_of(cycles: &[Cycle], unit: usize, slots: usize) -> usize {
-    let cycle = cycles.iter().find(|c| (c.first..c.first + c.count).contains(&unit)).expect("of a cycle");
-    (unit - cycle.first) % slots
+/// The slot of each unit: in turn, but that one of `lent` shares that of the next unit, whose neighbours are others while
+/// it has a place of its own.
+pub(crate) fn slots_of(cycles: &[Cycle], lent: &[usize], slots: usize) -> Vec<usize> {
+    let mut all = Vec::new();
+    for cycle in cycles {
+        let mut next = 0;
+        for unit in cycle.first..cycle.first + cycle.count {
+            all.push(next % slots.max(1));
+            next += !lent.contains(&unit) as usize;
+        }
+    }
+    all
 }
 
 impl Shared {
@@ -204,7 +215,7 @@ impl Shared {
             state.reading = Some(unit);
             let to = match own {
                 Some(i) => &self.spots[i].1.own,
-                None => &self.slots[(unit - state.cycle.first) % self.slots.len()],
+                None => &self.slots[self.slot[unit]],
             };
             drop(state);
             let turned = || self.lock().turn != turn;
@@ -234,8 +245,7 @@ impl Shared {
 
     /// Whether the slot of the next step is free: no step that was read to it waits to be released.
     fn is_free(&self, state: &State) -> bool {
-        let (count, slots) = (state.cycle.count as u64, self.slots.len() as u64);
-        let slot = |step: u64| step % count % slots;
+        let slot = |step: u64| self.slot[state.unit(step)];
         let wanted = slot(state.begun);
         let in_use = |step: u64| slot(step) == wanted && self.own(state, step).is_none();
         !(state.released..state.begun).any(in_use)

@@ -43,8 +43,11 @@ pub(crate) struct Demand {
 const COMMON: usize = 16_384;
 /// Tokens of the answer to an image: what a block of the tower saves once, a layer of the trunk saves so often.
 const TOKENS_PER_IMAGE: u64 = 128;
-/// Slots of the ring: one in use, one ready, one being filled.
+/// Slots of the ring: one in use, one ready, one being filled. Where the third would hold a layer, that saves more: with
+/// two the disk is idle only while a unit takes longer to use than to read.
 const SLOTS: usize = 3;
+/// The fewest that go on reading while a unit is used.
+const LEAST_SLOTS_OF_RING: usize = 2;
 /// Slots lie side by side, and take no less than a huge page together.
 const LEAST_SLOTS: u64 = 2 << 20;
 
@@ -148,7 +151,8 @@ impl Demand {
             let best = plans.min_by_key(|plan| {
                 // Lent room is no reason to keep less for good.
                 let reads = TOKENS_PER_IMAGE * plan.read_beside_images + plan.read_per_image;
-                (reads, plan.residency.expert_slots > 0, plan.total() + plan.adapter_total())
+                let slots = SLOTS.saturating_sub(plan.residency.slots);
+                (reads, plan.residency.expert_slots > 0, slots, plan.total() + plan.adapter_total())
             });
             if let Some(plan) = best {
                 return Ok(plan);
@@ -163,7 +167,7 @@ impl Demand {
         let nothing = if self.all_stays() {
             Residency { loaded: true, ..Residency::default() }
         } else {
-            self.streamed(self.sizes.layers.len(), true, 2, self.pool_least(), true)
+            self.streamed(self.sizes.layers.len(), true, LEAST_SLOTS_OF_RING, self.pool_least(), true)
         };
         self.finish(nothing, self.image_sizes().last().copied().unwrap_or(0), context)
     }
@@ -256,13 +260,14 @@ impl Demand {
             }
             for vision in [false, true] {
                 for (streamed, head) in (0..=all).flat_map(|n| [(n, false), (n, true)]) {
-                    list.push(self.streamed(streamed, vision, SLOTS, pool, head));
+                    let with = |slots| self.streamed(streamed, vision, slots, pool, head);
+                    list.extend([SLOTS, LEAST_SLOTS_OF_RING].map(with));
                 }
             }
         }
         for head in [false, true] {
             list.push(self.streamed(all, true, SLOTS, pool, head));
-            list.push(self.streamed(all, true, 2, pool, head));
+            list.push(self.streamed(all, true, LEAST_SLOTS_OF_RING, pool, head));
         }
         list
     }
