@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use turbospark_device::{Device, DeviceError};
 use turbospark_models::config::Config;
-use turbospark_models::{Cache, CacheShape, Choice, Counters, Scratch, Sequence};
+use turbospark_models::{Cache, CacheShape, Choice, Counters, Scratch, Sequence, Visit};
 use turbospark_tensor::DType;
 use turbospark_text::{ChatTemplate, GenerationConfig, Placeholders, Tokenizer};
 use turbospark_vision::{DecodeLimits, ImageConfig, Picture};
@@ -147,6 +147,11 @@ impl Model {
     /// a model whose experts are read again.
     pub fn note_routing(&self, on: bool) -> Vec<Choice> {
         self.inner.model.counters.as_ref().map_or(Vec::new(), |counters| counters.note_routing(on))
+    }
+
+    /// Begins to note layers that have to read experts, or ends it; what was noted so far.
+    pub(crate) fn note_visits(&self, on: bool) -> Vec<Visit> {
+        self.inner.model.counters.as_ref().map_or(Vec::new(), |counters| counters.note_visits(on))
     }
 
     /// Gives the memory of the tower's mapped pages back; they are fetched again when the next image comes.

@@ -9,12 +9,12 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use turbospark_device::op::UseExpert;
 use turbospark_device::{DeviceError, Expert, ExpertSource};
 
-use super::disk::LOOK;
+use super::disk::{LOOK, Visit};
 use super::guess::{Guesses, Seen};
 use super::pool::{Announced, Pool, Shared};
 
@@ -47,7 +47,7 @@ impl PooledExperts {
 
     /// Begins to read what is missing.
     fn ask(&self, wanted: &[usize]) {
-        let shared = &self.pool.shared;
+        let (shared, at) = (&self.pool.shared, Instant::now());
         let mut state = shared.lock();
         shared.disk.counters.note(self.layer, wanted);
         let right = shared.settle_guess(&mut state, self.layer, wanted);
@@ -56,8 +56,10 @@ impl PooledExperts {
             shared.unpin(&mut state, at);
         }
         state.places.visit();
+        let before = state.asked_bytes;
         let pinned = shared.pin_all(&mut state, self.layer, wanted);
-        state.announced = Some(Announced { layer: self.layer, wanted: wanted.to_vec(), pinned });
+        let bytes = state.asked_bytes - before;
+        state.announced = Some(Announced { layer: self.layer, wanted: wanted.to_vec(), pinned, at, bytes });
         for at in right {
             shared.unpin(&mut state, at);
         }
@@ -76,13 +78,16 @@ impl PooledExperts {
             self.ask(wanted);
             announced = shared.lock().announced.take_if(is_it);
         }
+        let (at, asked) = announced.as_ref().map_or((Instant::now(), 0), |a| (a.at, a.bytes));
+        let mut visit = Visit { bytes: asked, ..Visit::default() };
         // Experts and their slots, in ascending order.
         let pinned = announced.map(|a| a.pinned).unwrap_or_default();
         let mut given = pinned.len();
         let mut open: Vec<(usize, usize)> = wanted.iter().copied().zip(pinned).collect();
         let mut result = Ok(());
         while result.is_ok() && (given < wanted.len() || !open.is_empty()) {
-            let (expert, at) = self.next(shared, wanted, in_order, &mut given, &mut open);
+            let ((expert, at), waited) = self.next(shared, wanted, in_order, &mut given, &mut open, &mut visit.bytes);
+            let began = Instant::now();
             let failed = shared.lock().slots[at].failed.clone();
             result = match failed {
                 Some(problem) => Err(shared.disk.failed(&problem)),
@@ -93,6 +98,12 @@ impl PooledExperts {
                 }
             };
             shared.unpin(&mut shared.lock(), at);
+            visit.stalled += waited.unwrap_or_default();
+            visit.last = waited.map_or(Duration::ZERO, |_| began.elapsed());
+        }
+        if visit.bytes > 0 && result.is_ok() {
+            visit.computing = at.elapsed().saturating_sub(visit.stalled);
+            shared.disk.counters.visited(visit);
         }
         let mut state = shared.lock();
         state.owed = 0;
@@ -102,7 +113,8 @@ impl PooledExperts {
         result
     }
 
-    /// Takes from `open` one that is there, waiting for it if need be; `given` are those that have or had a slot.
+    /// Takes from `open` one that is there, and says how long it was waited for, if it was; `given` are those that have or
+    /// had a slot, and to `asked` is added what had to be read for that.
     fn next(
         &self,
         shared: &Shared,
@@ -110,19 +122,21 @@ impl PooledExperts {
         in_order: bool,
         given: &mut usize,
         open: &mut Vec<(usize, usize)>,
-    ) -> (usize, usize) {
+        asked: &mut u64,
+    ) -> ((usize, usize), Option<Duration>) {
         let mut began: Option<Instant> = None;
         let mut state = shared.lock();
         loop {
+            let before = state.asked_bytes;
             let more = shared.pin_all(&mut state, self.layer, &wanted[*given..]);
+            *asked += state.asked_bytes - before;
             *given += more.len();
             open.extend(wanted[*given - more.len()..].iter().copied().zip(more));
             let first = if in_order { 1.min(open.len()) } else { open.len() };
             if let Some(i) = open[..first].iter().position(|&(_, at)| state.slots[at].is_settled()) {
-                if let Some(began) = began {
-                    shared.disk.counters.waited(began.elapsed());
-                }
-                return open.remove(i);
+                let waited = began.map(|began| began.elapsed());
+                waited.iter().for_each(|&waited| shared.disk.counters.waited(waited));
+                return (open.remove(i), waited);
             }
             began.get_or_insert_with(Instant::now);
             // All slots may be being filled for a pass that ended early, and nobody tells of that.

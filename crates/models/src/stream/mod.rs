@@ -22,7 +22,7 @@ use turbospark_device::{Buffer, Device};
 use turbospark_weights::{Checkpoint, DirectFile, Linear, Piece};
 
 use disk::Disk;
-pub use disk::{Choice, Counters};
+pub use disk::{Choice, Counters, Visit};
 pub(crate) use experts::PooledExperts;
 pub(crate) use guess::Seen;
 pub(crate) use lent::Lender;

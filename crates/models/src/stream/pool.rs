@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use turbospark_device::{Buffer, Device, DeviceError};
 use turbospark_weights::Pace;
@@ -51,6 +52,8 @@ pub(super) struct State {
     pub announced: Option<Announced>,
     /// Experts of that choice for which there was no slot yet.
     pub owed: usize,
+    /// Bytes of what was to be read because a layer chose it.
+    pub asked_bytes: u64,
     /// What the layer after that is going to choose, and what the one after the next announcement is.
     pub guess: Option<Guess>,
     pub next_guess: Option<Guess>,
@@ -65,6 +68,9 @@ pub(super) struct Announced {
     pub layer: usize,
     pub wanted: Vec<usize>,
     pub pinned: Vec<usize>,
+    /// When, and what of it had to be read.
+    pub at: Instant,
+    pub bytes: u64,
 }
 
 /// What there is to know of a slot beside what is in it.
@@ -96,6 +102,7 @@ impl Pool {
             likely: VecDeque::new(),
             announced: None,
             owed: 0,
+            asked_bytes: 0,
             guess: None,
             next_guess: None,
             trust: vec![Trusts::default(); experts.len()],
@@ -241,6 +248,7 @@ impl Shared {
             let likely = state.likely.iter().position(|&waits| waits == at);
             likely.map(|i| state.likely.remove(i));
             if again || likely.is_some() {
+                state.asked_bytes += self.experts[key.0][key.1].reads.bytes();
                 state.wanted.push_back(at);
                 self.changed.notify_all();
             }
@@ -250,6 +258,7 @@ impl Shared {
         state.places.put(at, key);
         state.slots[at] = Slot { pins: 1, ..Slot::default() };
         state.wanted.push_back(at);
+        state.asked_bytes += self.experts[key.0][key.1].reads.bytes();
         counters.asked_expert(false);
         self.changed.notify_all();
         Some(at)

@@ -283,7 +283,8 @@ impl Demand {
 
     /// As `residency`, with what holds more of it while images of `patches` aren't there.
     fn lent(&self, residency: Residency, patches: usize) -> Residency {
-        let vision = self.config.vision.as_ref().filter(|_| self.gives_back && self.kind == MemoryKind::Host);
+        let lends = self.gives_back && self.kind == MemoryKind::Host && self.choice == ResidencyChoice::Auto;
+        let vision = self.config.vision.as_ref().filter(|_| lends);
         let room = work::lent_bytes(vision, patches, self.sequences, self.rows);
         let (sizes, all) = (&self.sizes, &residency.layers);
         let layer = all.iter().map(|&i| sizes.layers[i] as u64).max().unwrap_or(0).max(LEAST_SLOTS);
@@ -388,6 +389,9 @@ impl Demand {
             let there = expert_slots as f64 / sizes.experts.max(1) as f64;
             streamed + head + if pooled { chosen * (1.0 - there) } else { 0.0 } as u64
         };
+        let lends = !residency.lent_layers.is_empty() || residency.lent_experts > 0;
+        let vision = c.vision.as_ref().filter(|_| lends);
+        let lent_bytes = work::lent_bytes(vision, most_patches, sequences, self.rows);
         let read_beside_images = read_with(residency.expert_slots);
         let lent: u64 = residency.lent_layers.iter().map(|&i| sizes.layers[i] as u64).sum();
         let read_per_token = read_with(residency.expert_slots + residency.lent_experts) - lent;
@@ -403,7 +407,7 @@ impl Demand {
             read_per_token,
             read_beside_images,
             read_per_image,
-            lent_bytes: work::lent_bytes(c.vision.as_ref(), most_patches, sequences, self.rows),
+            lent_bytes,
         }
     }
 
