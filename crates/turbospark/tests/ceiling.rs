@@ -232,7 +232,7 @@ fn a_prompt_with_more_images_than_there_is_room_for_is_refused_with_both_numbers
 #[test]
 fn the_room_of_images_holds_weights_until_one_comes() {
     for experts in [false, true] {
-        let sizes = json!({"hidden_size": 512, "intermediate_size": 4096, "moe_intermediate_size": 512,
+        let sizes = json!({"hidden_size": 512, "intermediate_size": 2048, "moe_intermediate_size": 256,
             "num_attention_heads": 8, "num_key_value_heads": 4});
         let (_folder, path) = checkpoint_of(experts, sizes);
         let under = |memory| {

@@ -53,7 +53,7 @@ pub(super) fn kernel_bytes(c: &Config, pass: Pass, patches: usize) -> u64 {
     let attention = 4 * splits * text.num_attention_heads * (text.head_dim + 16);
     let experts = text.moe.as_ref().map_or(0, |m| {
         // What decoded rows get of each of their experts is kept until all are there.
-        let decoded = pass.sequences * (m.moe_intermediate_size + m.num_experts_per_tok * text.hidden_size);
+        let decoded = pass.sequences * m.num_experts_per_tok * (m.moe_intermediate_size + text.hidden_size);
         4 * decoded.max(pass.rows * m.moe_intermediate_size)
     });
     packed.max(normed as u64) + (attention.max(experts)) as u64 + pass.threads as u64 * THREAD + SLACK
