@@ -142,6 +142,16 @@ impl Device for CpuDevice {
         Ok(all.into_iter().map(|memory| Buffer::new(bytes, memory)).collect())
     }
 
+    fn gives_back(&self) -> bool {
+        cfg!(target_os = "linux")
+    }
+
+    fn discard(&self, buffer: &Buffer) {
+        if let Some(memory) = buffer.storage::<Memory>().filter(|memory| memory.is_of(self.owner)) {
+            memory.discard();
+        }
+    }
+
     fn adopt(&self, mapping: Mapping) -> Result<Option<Buffer>, DeviceError> {
         let memory = Memory::adopted(self.owner, mapping);
         Ok(Some(Buffer::new(memory.len(), memory)))

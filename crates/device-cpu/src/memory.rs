@@ -38,6 +38,20 @@ fn ask_for_huge_pages(ptr: *mut u8, bytes: usize) {
 #[cfg(not(target_os = "linux"))]
 fn ask_for_huge_pages(_: *mut u8, _: usize) {}
 
+/// Gives whole pages back to the system; they are zeros when they are touched again.
+#[cfg(target_os = "linux")]
+fn give_pages_back(ptr: *mut u8, bytes: usize) {
+    const PAGE: usize = 4096;
+    let first = ptr.align_offset(PAGE).min(bytes);
+    let whole = (bytes - first) / PAGE * PAGE;
+    // SAFETY: whole pages within a range of our own anonymous memory, which nobody uses (the caller's promise). Where a
+    // page is larger the system refuses, and nothing is given back.
+    unsafe { libc::madvise(ptr.wrapping_add(first).cast(), whole, libc::MADV_DONTNEED) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn give_pages_back(_: *mut u8, _: usize) {}
+
 /// Owned, zeroed, aligned bytes.
 pub(crate) struct Owned {
     /// As allocated.
@@ -141,6 +155,19 @@ impl Memory {
                 }
                 Ok(bytes.as_ptr().cast_mut())
             }
+        }
+    }
+
+    /// Whether it is of the device with this number.
+    pub(crate) fn is_of(&self, owner: usize) -> bool {
+        self.owner == owner
+    }
+
+    /// Gives its pages back to the system, where it has pages of its own.
+    pub(crate) fn discard(&self) {
+        let _held = self.lock();
+        if let (Place::Owned(_) | Place::Part(..), Ok(first)) = (&self.place, self.base()) {
+            give_pages_back(first, self.len);
         }
     }
 
@@ -457,6 +484,15 @@ mod tests {
         let all = Memory::side_by_side(0, 3, len).unwrap();
         let starts: Vec<usize> = all.iter().map(|m| m.base().unwrap() as usize).collect();
         assert!(starts[0].is_multiple_of(HUGE) && starts.windows(2).all(|pair| pair[1] - pair[0] == len));
+        // What is given back is zeros, and nothing of its neighbours goes with it.
+        // SAFETY: bytes of the three buffers, which nobody else has.
+        unsafe {
+            all.iter().for_each(|m| m.base().unwrap().write_bytes(7, len));
+            all[1].discard();
+            let sum = |m: &Memory| (0..len).map(|i| *m.base().unwrap().add(i) as usize).sum::<usize>();
+            let given = if cfg!(target_os = "linux") { 0 } else { 7 * len };
+            assert_eq!([&all[0], &all[1], &all[2]].map(sum), [7 * len, given, 7 * len]);
+        }
         // The memory lives as long as any of them.
         let last = all.into_iter().next_back().unwrap();
         // SAFETY: the last byte of the only buffer that is left, which nobody else has.

@@ -67,6 +67,17 @@ pub trait Device: Send + Sync {
         (0..count).map(|_| self.alloc(label, bytes)).collect()
     }
 
+    /// Whether [`discard`](Device::discard) gives memory back to the system.
+    fn gives_back(&self) -> bool {
+        false
+    }
+
+    /// What is in a buffer is not needed any more, until it is filled again: its memory may go back to the system
+    /// meanwhile. No op that uses it may be on its way.
+    fn discard(&self, buffer: &Buffer) {
+        let _ = buffer;
+    }
+
     /// Uses a mapping in place, or says that it can't (`None`): then the caller allocates and [`fill`](Device::fill)s.
     fn adopt(&self, mapping: Mapping) -> Result<Option<Buffer>, DeviceError>;
 

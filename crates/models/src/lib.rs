@@ -32,7 +32,7 @@ pub use error::{ModelError, Result};
 pub use load::{LoadAs, Model, Planned, plan};
 pub use quant::{Quant, Role, UnknownQuant};
 pub use scratch::Scratch;
-pub use stream::{Choice, Counters, Pool, READERS, Residency, Ring, UnitSizes, policy};
+pub use stream::{Choice, Counters, Pool, READERS, Residency, Ring, UnitSizes, Visit, policy};
 pub use trunk::Trunk;
 pub use vision_tower::{ImageRows, Patches, VisionInput, VisionTower};
 pub use weight::Weight;

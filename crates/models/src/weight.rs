@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use turbospark_device::{Buffer, LinearWeight, ScaledWeight, View};
 use turbospark_tensor::{DType, ScaledForm, Shape};
@@ -6,7 +7,7 @@ use turbospark_tensor::{DType, ScaledForm, Shape};
 /// A tensor of the checkpoint where a pass can reach it.
 #[derive(Clone, Debug)]
 pub struct Weight {
-    buffer: Arc<Buffer>,
+    home: Home,
     offset_bytes: usize,
     dtype: DType,
     shape: Shape,
@@ -15,12 +16,16 @@ pub struct Weight {
 impl Weight {
     /// The tensor of `shape` that starts `offset_bytes` into `buffer`.
     pub fn new(buffer: Arc<Buffer>, offset_bytes: usize, dtype: DType, shape: Shape) -> Self {
-        Weight { buffer, offset_bytes, dtype, shape }
+        Weight::at(Home::One(buffer), offset_bytes, dtype, shape)
+    }
+
+    pub(crate) fn at(home: Home, offset_bytes: usize, dtype: DType, shape: Shape) -> Self {
+        Weight { home, offset_bytes, dtype, shape }
     }
 
     /// What an op takes.
     pub fn view(&self) -> View<'_> {
-        self.buffer.view(self.offset_bytes, self.dtype, self.shape)
+        self.home.buffer().view(self.offset_bytes, self.dtype, self.shape)
     }
 
     /// The same elements with other sides.
@@ -38,6 +43,33 @@ impl Weight {
     /// The sides.
     pub fn shape(&self) -> Shape {
         self.shape
+    }
+}
+
+/// Where a weight lies.
+#[derive(Clone, Debug)]
+pub(crate) enum Home {
+    One(Arc<Buffer>),
+    Either(Arc<Spot>),
+}
+
+/// The two places of a unit that is streamed while memory is short: a slot that others use too, and one of its own. Its
+/// tensors lie at the same offsets in both.
+#[derive(Debug)]
+pub(crate) struct Spot {
+    pub slot: Arc<Buffer>,
+    pub own: Arc<Buffer>,
+    /// Changes between passes only: what is recorded holds the views of one place.
+    pub in_own: AtomicBool,
+}
+
+impl Home {
+    fn buffer(&self) -> &Buffer {
+        match self {
+            Home::One(buffer) => buffer,
+            Home::Either(spot) if spot.in_own.load(Ordering::Acquire) => &spot.own,
+            Home::Either(spot) => &spot.slot,
+        }
     }
 }
 

@@ -6,21 +6,35 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use turbospark_models::{ImageRows, ModelError, Patches, VisionInput};
 
-use crate::model::cancelled;
+use crate::model::{HeldRows, cancelled};
 use crate::session::Progress;
 use crate::{Cancel, Error, Model, Pixels, Prompt, Result, Session, Visual};
 
 /// What names an image: its pixels and how they were sized.
 pub(crate) type Digest = [u8; 32];
 
+/// What an image became, and the memory that counts for it.
+#[derive(Clone, Debug)]
+pub(crate) struct HeldImage {
+    pub rows: ImageRows,
+    _held: Arc<HeldRows>,
+}
+
+impl HeldImage {
+    pub fn new(rows: ImageRows, held: Arc<HeldRows>) -> Self {
+        HeldImage { rows, _held: held }
+    }
+}
+
 /// Embeddings of images, made before the prompts that ask for them: see [`Model::encode`].
 #[derive(Clone, Debug, Default)]
 pub struct Encoded {
-    rows: HashMap<Digest, (ImageRows, Duration)>,
+    rows: HashMap<Digest, (HeldImage, Duration)>,
 }
 
 impl Encoded {
@@ -120,7 +134,7 @@ fn run_tower(
     visuals: &[&Visual],
     cancel: &Cancel,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Vec<(Digest, ImageRows)>> {
+) -> Result<Vec<(Digest, HeldImage)>> {
     let of = visuals.len();
     let mut done = Vec::with_capacity(of);
     let mut rest = visuals;
@@ -150,6 +164,7 @@ fn run_tower(
         let inputs: Vec<VisionInput<'_>> = inputs.collect();
         let mut engine = model.engine();
         engine.tower_ran = true;
+        model.make_room(&mut engine);
         let rows = {
             let _watched = model.cancel_reads_by(cancel);
             let rows = tower.encode(model.device(), &inputs, &mut engine.vision_scratch, None).map_err(cancelled)?;
@@ -158,6 +173,8 @@ fn run_tower(
         };
         model.checkpoint().check_intact()?;
         drop((span, engine));
+        let held = model.hold_rows(rows.iter().map(|rows| 4 * rows.view().shape().elements() as u64).sum());
+        let rows = rows.into_iter().map(|rows| HeldImage::new(rows, held.clone()));
         done.extend(now.iter().map(|v| v.digest).zip(rows));
         rest = later;
     }

@@ -57,7 +57,7 @@ pub use prompt::{Pixels, Prompt, PromptError, PromptLimits, PromptParts, Visual,
 pub use sampler::{Sampler, Sampling};
 pub use session::{Cancel, Prefill, Progress, Session};
 pub use trace_request::{Traced, TracedValues};
-pub use turbospark_models::Choice;
+pub use turbospark_models::{Choice, Visit};
 
 pub use turbospark_device as device;
 #[cfg(feature = "device-wgpu")]

@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use turbospark_device::{Device, DeviceError};
 use turbospark_models::config::Config;
-use turbospark_models::{Cache, CacheShape, Choice, Counters, Scratch, Sequence};
+use turbospark_models::{Cache, CacheShape, Choice, Counters, Scratch, Sequence, Visit};
 use turbospark_tensor::DType;
 use turbospark_text::{ChatTemplate, GenerationConfig, Placeholders, Tokenizer};
 use turbospark_vision::{DecodeLimits, ImageConfig, Picture};
@@ -17,10 +17,13 @@ use crate::{Cancel, Error, PromptBuilder, PromptLimits, Result, Sampling, Sessio
 mod ahead;
 mod load;
 mod reads;
+mod room;
 
 use load::name_of;
 pub(crate) use load::{own_image_config, own_templates};
 pub use reads::Reads;
+pub(crate) use room::HeldRows;
+use room::{ImageRoom, Lent};
 
 /// A checkpoint ready to run. Cheap to clone; all clones share the weights and the cache.
 #[derive(Clone)]
@@ -48,6 +51,7 @@ pub(crate) struct Inner {
     pub(crate) demand: Demand,
     /// The tower's mapped tensors, where their memory is given back while it has nothing to do.
     tower_pages: Vec<Place>,
+    images: ImageRoom,
     fit_images: bool,
 }
 
@@ -60,6 +64,8 @@ pub(crate) struct Engine {
     pub(crate) states: Pool,
     /// Whether the tower ran since its memory was given back.
     pub(crate) tower_ran: bool,
+    /// What of the room of images holds weights.
+    lent: Lent,
 }
 
 impl Model {
@@ -141,6 +147,11 @@ impl Model {
     /// a model whose experts are read again.
     pub fn note_routing(&self, on: bool) -> Vec<Choice> {
         self.inner.model.counters.as_ref().map_or(Vec::new(), |counters| counters.note_routing(on))
+    }
+
+    /// Begins to note layers that have to read experts, or ends it; what was noted so far.
+    pub(crate) fn note_visits(&self, on: bool) -> Vec<Visit> {
+        self.inner.model.counters.as_ref().map_or(Vec::new(), |counters| counters.note_visits(on))
     }
 
     /// Gives the memory of the tower's mapped pages back; they are fetched again when the next image comes.
@@ -228,6 +239,7 @@ impl Model {
             }
             false => config,
         };
+        let _room = self.open_file();
         let picture = turbospark_vision::preprocess(bytes, &config, &self.inner.decode_limits)
             .map_err(|source| Error::Image { number, source })?;
         let patches = picture.grid.patches();
@@ -326,6 +338,7 @@ impl Engine {
             pages: Pool::new(shape.pages),
             states: Pool::new(shape.states),
             tower_ran: false,
+            lent: Lent::default(),
         })
     }
 }

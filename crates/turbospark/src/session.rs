@@ -9,7 +9,7 @@ use turbospark_device::Snapshot;
 use turbospark_models::{ImageRows, Row, Sequence, Source};
 use turbospark_tensor::DType;
 
-use crate::encode::Digest;
+use crate::encode::{Digest, HeldImage};
 use crate::model::Engine;
 use crate::prompt::VisualRows;
 use crate::{Error, Model, Prompt, Result};
@@ -94,7 +94,7 @@ pub struct Session {
     /// How many keys the snapshot has seen.
     snapshot: usize,
     rope_delta: i64,
-    pub(crate) visuals: HashMap<Digest, ImageRows>,
+    pub(crate) visuals: HashMap<Digest, HeldImage>,
     /// Time that was spent on images before their prompt came.
     pub(crate) encoded_ahead: HashMap<Digest, Duration>,
 }
@@ -153,13 +153,16 @@ impl Session {
         let hidden = config.text.hidden_size;
         prompt.check_rows(visual, rows, hidden, sets)?;
         let tokens = prompt.visual_tokens(visual);
+        let bytes = 4 * (1 + sets) * tokens * hidden;
+        self.model.make_room(&mut self.model.engine());
         let device = self.model.device();
-        let buffer = device.alloc("image embeddings", 4 * (1 + sets) * tokens * hidden)?;
+        let buffer = device.alloc("image embeddings", bytes)?;
         for (i, set) in std::iter::once(&rows.merged).chain(&rows.deepstack).enumerate() {
             device.write_f32(buffer.view(4 * i * tokens * hidden, DType::F32, [tokens, hidden]), set)?;
         }
         let rows = ImageRows::new(Arc::new(buffer), [1 + sets, tokens, hidden], 0, tokens)?;
-        self.visuals.insert(prompt.visuals()[visual].digest, rows);
+        let held = HeldImage::new(rows, self.model.hold_rows(bytes as u64));
+        self.visuals.insert(prompt.visuals()[visual].digest, held);
         Ok(())
     }
 
@@ -223,7 +226,7 @@ impl Session {
         let ahead = encoded?;
         done.encode = began.elapsed() + ahead;
         let began = Instant::now();
-        let (digests, images): (Vec<_>, Vec<ImageRows>) = self.visuals.iter().map(|(d, i)| (*d, i.clone())).unzip();
+        let (digests, images): (Vec<_>, Vec<ImageRows>) = self.visuals.iter().map(|(d, i)| (*d, i.rows.clone())).unzip();
         let images: Vec<&ImageRows> = images.iter().collect();
         let mut rows = rows(prompt, &digests);
         if let Some(last) = rows.last_mut() {
@@ -338,6 +341,7 @@ impl Session {
                 images: &[],
             })
             .collect();
+        model.take_room(&mut engine);
         let logits = model.forward(&mut engine, &batch, cancel)?;
         if std::mem::take(&mut engine.tower_ran) {
             model.rest_tower();

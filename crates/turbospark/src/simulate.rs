@@ -112,6 +112,7 @@ pub fn predict(subject: &Subject, machine: &Machine, routing: &[Choice]) -> Resu
         threads: machine.threads,
         most_patches: subject.most_patches,
         keep_vision: false,
+        gives_back: true,
     };
     let plan = demand.plan()?;
     let sizes = &demand.sizes;
@@ -121,9 +122,10 @@ pub fn predict(subject: &Subject, machine: &Machine, routing: &[Choice]) -> Resu
     let chosen = (routed * per_token * sizes.expert) as f64;
     let computing_s = (layers as f64 + sizes.head as f64 + chosen) / machine.ram;
     let head = if plan.residency.head { sizes.head } else { 0 };
-    let streamed = plan.residency.layers.iter().map(|&i| sizes.layers[i] as u64).sum::<u64>() + head;
+    let bytes = |layers: &[usize]| layers.iter().map(|&i| sizes.layers[i] as u64).sum::<u64>();
+    let streamed = bytes(&plan.residency.layers) - bytes(&plan.residency.lent_layers) + head;
 
-    let slots = plan.residency.expert_slots;
+    let slots = plan.residency.expert_slots + plan.residency.lent_experts;
     let mut missed = Vec::new();
     if slots > 0 {
         replay(routing, slots, Policy::CHOSEN, &mut |misses| missed.push(misses));

@@ -15,6 +15,11 @@ use turbospark_vision::{Grid, ImageConfig, Picture, Rgb};
 
 /// The shape that takes a moment, with a small vocabulary; as a mixture where `experts`.
 fn checkpoint(experts: bool) -> (tempfile::TempDir, PathBuf) {
+    checkpoint_of(experts, json!({}))
+}
+
+/// The same with other sizes of the trunk.
+fn checkpoint_of(experts: bool, sizes: Value) -> (tempfile::TempDir, PathBuf) {
     let mut config = Shape::named("tiny").unwrap().config;
     for (key, id) in [("image_token_id", 300), ("video_token_id", 301), ("vision_start_token_id", 302)] {
         config[key] = id.into();
@@ -31,6 +36,9 @@ fn checkpoint(experts: bool) -> (tempfile::TempDir, PathBuf) {
             "model_type": "qwen3_vl_moe_text"});
         config["text_config"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     }
+    let text = config["text_config"].as_object_mut().unwrap();
+    text.extend(sizes.as_object().unwrap().clone());
+    config["vision_config"]["out_hidden_size"] = config["text_config"]["hidden_size"].clone();
     let folder = tempfile::tempdir().unwrap();
     let shape = Shape { name: "small", config };
     let path = build_checkpoint(&shape, folder.path(), &Cancel::new(), &mut |_, _| ()).unwrap();
@@ -219,4 +227,42 @@ fn a_prompt_with_more_images_than_there_is_room_for_is_refused_with_both_numbers
     assert!(patches > room && large.len() < 8192, "{patches} {room}");
     let error = model.session().prefill(&large, &Cancel::new(), &mut |_| ()).unwrap_err().to_string();
     assert!(error.contains(&format!("{patches} patches")) && error.contains(&format!("room for {room}")), "{error}");
+}
+
+#[test]
+fn the_room_of_images_holds_weights_until_one_comes() {
+    for experts in [false, true] {
+        let sizes = json!({"hidden_size": 512, "intermediate_size": 2048, "moe_intermediate_size": 256,
+            "num_attention_heads": 8, "num_key_value_heads": 4});
+        let (_folder, path) = checkpoint_of(experts, sizes);
+        let under = |memory| {
+            let (context, threads) = (Some(2048), Some(2));
+            let options = LoadOptions { memory, context, sequences: 1, threads, ..Default::default() };
+            Model::open(&path, &options)
+        };
+        let said = under(Some(1 << 20)).err().unwrap().to_string();
+        let mib: u64 = said.split("--memory ").nth(1).and_then(|rest| rest.split('M').next()).unwrap().parse().unwrap();
+        let (model, resident) = (under(Some((mib + 1) << 20)).unwrap(), under(None).unwrap());
+        let plan = model.memory_plan();
+        assert!(plan.lent_bytes > 0 && plan.read_per_token < plan.read_beside_images, "{plan:?}");
+        // Tokens before an image, right after it, and later; and what they read.
+        let tokens = |model: &Model| {
+            let prompt = prompt(model, picture(model, 256, 256, 1));
+            let mut session = model.session();
+            let (mut all, mut read) = (Vec::new(), Vec::new());
+            let mut some = |session: &mut turbospark::Session| {
+                let before = model.reads().unwrap_or_default();
+                (0..4).for_each(|i| all.extend(bits(&session.decode(20 + i).unwrap())));
+                read.push(model.reads().unwrap_or_default().since(&before).bytes);
+            };
+            some(&mut session);
+            some(&mut session);
+            session.prefill(&prompt, &Cancel::new(), &mut |_| ()).unwrap();
+            (0..3).for_each(|_| some(&mut session));
+            (all, read)
+        };
+        let (found, read) = tokens(&model);
+        assert!(found == tokens(&resident).0, "experts: {experts}");
+        assert!(read[1] < read[2] && read[4] < read[2], "experts: {experts}, read {read:?}");
+    }
 }

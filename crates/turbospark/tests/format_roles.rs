@@ -220,7 +220,7 @@ fn from_the_disk(path: &Path, device: &Arc<dyn Device>) -> Result<Model, ModelEr
         slots: 2,
         expert_slots: if config.text.moe.is_some() { 3 } else { 0 },
         loaded: true,
-        vision_mapped: false,
+        ..Residency::default()
     };
     Model::load_streamed(config, &checkpoint, device, &how, &planned, &residency)
 }

@@ -58,7 +58,7 @@ fn residencies(moe: bool) -> Vec<Residency> {
         slots,
         expert_slots,
         loaded: true,
-        vision_mapped: false,
+        ..Residency::default()
     };
     let mut all = vec![
         streamed(&[], false, 3, 0),
@@ -120,6 +120,55 @@ fn streamed_weights_give_the_bits_of_resident_ones() {
 fn on_the_processor_too() {
     let options = turbospark_device_cpu::CpuOptions { threads: Some(2), ..Default::default() };
     check(Arc::new(turbospark_device_cpu::CpuDevice::new(options).unwrap()), false);
+}
+
+/// Passes while more and less memory is lent, as images come and go: none changes a bit.
+fn check_lent(device: &Arc<dyn Device>) {
+    for config in [dense(), mixture(64), hybrid()] {
+        let moe = config["text_config"]["num_experts"].is_u64();
+        let folder = source(&config, ExpertLayout::Fused);
+        let expected = logits(&open(folder.path(), device, &Residency::default()).unwrap(), &**device);
+        for (layers, slots, lent_layers) in [
+            (vec![0, 1, 2, 3], 2, vec![2, 0]),
+            (vec![0, 1, 2, 3], 3, vec![0, 1, 2, 3]),
+            (vec![1, 3], 2, vec![3]),
+            (vec![], 2, vec![]),
+        ] {
+            let residency = Residency {
+                layers,
+                slots,
+                vision: true,
+                lent_layers,
+                expert_slots: if moe { 2 } else { 0 },
+                lent_experts: if moe { 5 } else { 0 },
+                loaded: true,
+                ..Residency::default()
+            };
+            let model = open(folder.path(), device, &residency).unwrap();
+            let read = || model.counters.as_ref().unwrap().bytes.load(Ordering::Relaxed);
+            let mut bytes = Vec::new();
+            for lent in [0, u64::MAX, u64::MAX, 0, 1 << 20, 1 << 16, u64::MAX, 0, 0] {
+                model.lend(lent);
+                let before = read();
+                assert!(logits(&model, &**device) == expected, "{residency:?} with {lent} bytes lent");
+                bytes.push(read() - before);
+            }
+            let lends = moe || !residency.lent_layers.is_empty();
+            assert_eq!(bytes[2] < bytes[8], lends, "{residency:?} read {bytes:?}");
+        }
+    }
+}
+
+#[test]
+fn memory_that_is_lent_to_weights_and_given_up_changes_no_bit() {
+    check_lent(&(Arc::new(ReferenceDevice) as Arc<dyn Device>));
+}
+
+#[test]
+#[cfg(feature = "device-cpu")]
+fn memory_that_is_lent_on_the_processor_changes_no_bit() {
+    let options = turbospark_device_cpu::CpuOptions { threads: Some(2), ..Default::default() };
+    check_lent(&(Arc::new(turbospark_device_cpu::CpuDevice::new(options).unwrap()) as Arc<dyn Device>));
 }
 
 /// Layers that add nothing: what the next router sees is what this one sees, so that every guess is right.

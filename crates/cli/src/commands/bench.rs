@@ -288,6 +288,15 @@ fn streaming_object(d: &Decode, s: &Streaming) -> Value {
     object["disk_share"] = json!(d.disk_share());
     object["stall_share"] = json!(d.stall_share());
     object["hidden_share"] = json!(d.hidden_share());
+    object["bound_share"] = json!(d.bound_share());
+    let visits = |of: &dyn Fn(&turbospark::Visit) -> f64| s.visits.iter().map(of).sum::<f64>();
+    object["visits"] = json!({
+        "layers": s.visits.len(),
+        "bytes": visits(&|v| v.bytes as f64),
+        "computing_s": visits(&|v| v.computing.as_secs_f64()),
+        "last_s": visits(&|v| v.last.as_secs_f64()),
+        "stalled_s": visits(&|v| v.stalled.as_secs_f64()),
+    });
     object
 }
 
@@ -365,7 +374,8 @@ fn table(model: &Model, report: &Report) -> String {
         let (each, share, disk) = (s.bytes_per_pass / 1e6, d.disk_share().unwrap_or(0.0), s.disk().unwrap_or(0.0));
         let shares = format!("{:.0} % of a disk of {:.2} GB/s", 100.0 * share, disk / 1e9);
         line(&mut out, "read again", format!("{each:.1} MB a pass, {shares}"));
-        let hidden = format!("the slower of disk and computing is {:.0} %", 100.0 * d.hidden_share().unwrap_or(0.0));
+        let bound = 100.0 * d.bound_share().unwrap_or(0.0);
+        let hidden = format!("what reads and computing allow is {bound:.0} % of it");
         line(&mut out, "waited", format!("{:.0} % of the time; {hidden}", 100.0 * d.stall_share().unwrap_or(0.0)));
         if let Some(rate) = s.reads.expert_hit_rate() {
             let (right, all, vain) = (s.reads.right_guesses, s.reads.guesses, s.reads.vain_bytes as f64 / 1e6);

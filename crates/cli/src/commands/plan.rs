@@ -18,6 +18,7 @@ pub fn object(model: &Model) -> anyhow::Result<Value> {
             "expert_slots": plan.residency.expert_slots,
             "most_patches": plan.most_patches,
             "read_per_token": plan.read_per_token,
+            "read_beside_images": plan.read_beside_images,
             "read_per_image": plan.read_per_image,
             "most_tokens_per_second": most_tokens(plan, speed),
         })
@@ -35,7 +36,11 @@ pub fn object(model: &Model) -> anyhow::Result<Value> {
         "vision_streamed": plan.residency.vision,
         "expert_slots": plan.residency.expert_slots,
         "most_patches": plan.most_patches,
+        "lent_bytes": plan.lent_bytes,
+        "lent_layers": plan.residency.lent_layers,
+        "lent_experts": plan.residency.lent_experts,
         "read_per_token": plan.read_per_token,
+        "read_beside_images": plan.read_beside_images,
         "read_per_image": plan.read_per_image,
         "disk_bytes_per_second": speed.map(|s| s.bytes_per_s),
         "disk": speed.map(|s| json!({"device": s.device, "age_s": s.age.as_secs()})),
@@ -82,8 +87,17 @@ pub fn table(model: &Model) -> anyhow::Result<String> {
         out += if own { "\nall weights stay on the adapter\n" } else { "\nall weights stay in memory\n" };
         return Ok(out);
     }
+    let (layers, experts) = (plan.residency.lent_layers.len(), plan.residency.lent_experts);
+    let lent = [(layers, "layer"), (experts, "expert")].into_iter().filter(|(count, _)| *count > 0);
+    let lent: Vec<String> = lent.map(|(count, of)| format!("{count} {of}{}", if count == 1 { "" } else { "s" })).collect();
+    let mut beside = String::new();
+    if !lent.is_empty() {
+        let (lent, room) = (lent.join(" and "), Bytes(plan.lent_bytes));
+        out += &format!("\nwhile there are no images, {room} of their room hold {lent} more\n");
+        beside = format!(" ({} beside images)", Bytes(plan.read_beside_images));
+    }
     let (token, image) = (Bytes(plan.read_per_token), Bytes(plan.read_per_image));
-    out += &format!("\nread again: {token} for each token, {image} for each image or several at once\n");
+    out += &format!("\nread again: {token} for each token{beside}, {image} for each image or several at once\n");
     if let (Some(speed), Some(tokens)) = (&speed, most_tokens(plan, speed.as_ref())) {
         let when = match speed.age.as_secs() / 3600 {
             _ if speed.age.is_zero() => "now".into(),

@@ -1,6 +1,8 @@
 //! Which kernel takes a linear layer, by the kind of its rows and the form of its weights.
 
-use super::finish::Linear;
+use turbospark_device::op::WeightLayout;
+
+use super::finish::{Job, Linear};
 use super::{Engine, Rows, matrix, order, row, row_blocks, row_e4m3, row_e4m3_wide, row_exact};
 
 /// Which kernel takes the rows.
@@ -10,6 +12,26 @@ pub(super) enum Kind {
     Matrix,
     /// Rows being decoded.
     Row,
+}
+
+/// All of `jobs`, none of which reads what another writes: together where one kernel takes them, so that threads meet
+/// once, and each reads long streams.
+///
+/// # Safety
+/// As for [`matrix`](matrix::matrix), for each of them.
+pub(super) unsafe fn rows(engine: &mut Engine, jobs: &[Job<'_>]) {
+    let plain = |job: &Job<'_>| {
+        let mut weights = [Some(job.linear.weight), job.linear.gate].into_iter().flatten();
+        weights.all(|w| !w.is_quantised() && w.order().is_none() && w.layout == WeightLayout::OutIn)
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        if jobs.iter().all(plain) {
+            row::rows(engine, jobs);
+        } else {
+            jobs.iter().for_each(|job| linear(engine, Kind::Row, job.x, job.rows, &job.linear));
+        }
+    }
 }
 
 /// `Linear` on `rows` rows of `x`, by the kernel of their kind.

@@ -7,7 +7,7 @@ use turbospark_device::op::{Experts, Router};
 use turbospark_device::{DeviceError, Expert};
 
 use super::blocks::{self, Kind};
-use super::finish::{Finish, Linear};
+use super::finish::{Finish, Job, Linear};
 use super::{Done, Engine, Rows, Shared};
 use crate::memory::refused;
 use crate::scratch::Scratch;
@@ -118,17 +118,56 @@ pub(super) fn experts(engine: &mut Engine, op: &Experts<'_>) -> Done {
     let kept = op.prompt_rows == 0;
     // Taken out of the engine while the kernels borrow it.
     let mut scratch = std::mem::replace(&mut engine.partial, Scratch::new());
-    let most = chosen.iter().flatten().map(|c| c.rows.len()).max().unwrap_or(0) * op.width;
-    let (inner, parts) = scratch.get(most + if kept { rows * k * hidden } else { 0 }).split_at_mut(most);
+    let most = chosen.iter().flatten().map(|c| c.rows.len()).max().unwrap_or(0);
+    let inners = if kept { rows * k } else { most } * op.width;
+    let (inner, parts) = scratch.get(inners + if kept { rows * k * hidden } else { 0 }).split_at_mut(inners);
     let (inner, parts) = (Shared::new(inner), Shared::new(parts));
-    // By expert, what its decoded rows get of it.
-    let mut next = 0;
-    let sums = chosen.iter().map(|[_, decoded]| {
-        let own = parts.at(next * hidden);
-        next += decoded.rows.len();
-        own
+    // By expert, the first of its decoded rows among those of all.
+    let firsts = chosen.iter().scan(0, |next, [_, decoded]| {
+        *next += decoded.rows.len();
+        Some(*next - decoded.rows.len())
     });
-    let sums: Vec<Shared<f32>> = sums.map(Shared).collect();
+    let firsts: Vec<usize> = firsts.collect();
+    // What decoded rows get of an expert.
+    let sums = |e: usize| Shared(parts.at(firsts[e] * hidden));
+    let mut some = |list: &[(usize, Expert<'_>)]| -> Result<(), DeviceError> {
+        let mut a = a.further();
+        let mut layers = Vec::with_capacity(list.len());
+        for (e, expert) in list {
+            let of = |m: String| refused(format!("expert {e}: {m}"));
+            expert.check(hidden, op.width).map_err(of)?;
+            let gate = a.linear("gate", &expert.gate, expert.layout)?;
+            let up = a.linear("up", &expert.up, expert.layout)?;
+            let down = a.linear("down", &expert.down, expert.layout)?;
+            let [_, decoded] = chosen.get(*e).ok_or_else(|| of("not wanted".into()))?;
+            let (x, inner) = (Rows::of(&x, 0).pick(&decoded.rows), Rows::dense(inner.at(firsts[*e] * op.width), op.width));
+            let (rows, finish) = (decoded.rows.len(), Finish::plain(Rows::dense(sums(*e).at(0), hidden)));
+            let first = Linear { k: hidden, n: op.width, weight: up, gate: Some(gate), finish: Finish::plain(inner) };
+            let second = Linear { k: op.width, n: hidden, weight: down, gate: None, finish };
+            layers.push((Job { x, rows, linear: first }, Job { x: inner, rows, linear: second }));
+        }
+        a.finish()?;
+        let (first, second): (Vec<Job<'_>>, Vec<Job<'_>>) = layers.into_iter().unzip();
+        // SAFETY: checked, resolved, locked and apart; each list names a row once, and the scratch has room for the rows
+        // of every expert.
+        unsafe {
+            blocks::rows(engine, &first);
+            blocks::rows(engine, &second);
+        }
+        Ok(())
+    };
+    if kept {
+        let done = op.source.as_ready(&wanted, &mut some);
+        if done.is_ok() {
+            let parts = chosen.iter().enumerate().map(|(e, [_, decoded])| (decoded, sums(e)));
+            let parts: Vec<(&Chosen, Shared<f32>)> = parts.collect();
+            engine.split(hidden, 2 * rows * k, |columns| {
+                engine.kernels.run(Sum { parts: &parts, out: Rows::of(&out, 0), hidden, columns });
+            });
+        }
+        engine.partial = scratch;
+        return done;
+    }
     let mut each = |e: usize, expert: Expert<'_>| -> Result<(), DeviceError> {
         let of = |m: String| refused(format!("expert {e}: {m}"));
         expert.check(hidden, op.width).map_err(of)?;
@@ -142,11 +181,8 @@ pub(super) fn experts(engine: &mut Engine, op: &Experts<'_>) -> Done {
             let m = chosen.rows.len();
             let inner = Rows::dense(inner.at(0), op.width);
             let x = Rows::of(&x, 0).pick(&chosen.rows);
-            let finish = if kept {
-                Finish::plain(Rows::dense(sums[e].at(0), hidden))
-            } else {
-                Finish { scale: Some(&chosen.weights), ..Finish::plain(Rows::of(&out, 0).pick(&chosen.rows)) }
-            };
+            let finish = Finish::plain(Rows::of(&out, 0).pick(&chosen.rows));
+            let finish = Finish { scale: Some(&chosen.weights), ..finish };
             let first = Linear { k: hidden, n: op.width, weight: up, gate: Some(gate), finish: Finish::plain(inner) };
             let second = Linear { k: op.width, n: hidden, weight: down, gate: None, finish };
             // SAFETY: checked, resolved, locked and apart; each list names a row once, and the scratch has room for
@@ -158,13 +194,7 @@ pub(super) fn experts(engine: &mut Engine, op: &Experts<'_>) -> Done {
         }
         Ok(())
     };
-    let done = if kept { op.source.as_ready(&wanted, &mut each) } else { op.source.with(&wanted, &mut each) };
-    if kept && done.is_ok() {
-        let parts: Vec<(&Chosen, Shared<f32>)> = chosen.iter().map(|[_, decoded]| decoded).zip(sums).collect();
-        engine.split(hidden, 2 * rows * k, |columns| {
-            engine.kernels.run(Sum { parts: &parts, out: Rows::of(&out, 0), hidden, columns });
-        });
-    }
+    let done = op.source.with(&wanted, &mut each);
     engine.partial = scratch;
     done
 }

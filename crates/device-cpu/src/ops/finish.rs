@@ -25,6 +25,14 @@ pub(crate) struct Linear<'a> {
     pub finish: Finish<'a>,
 }
 
+/// A layer and rows that are being decoded.
+#[derive(Clone, Copy)]
+pub(crate) struct Job<'a> {
+    pub x: Rows<'a>,
+    pub rows: usize,
+    pub linear: Linear<'a>,
+}
+
 /// `out = residual + activation(sum + bias)`, or `out += scale * sum`.
 #[derive(Clone, Copy)]
 pub(crate) struct Finish<'a> {

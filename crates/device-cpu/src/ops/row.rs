@@ -15,7 +15,7 @@ use turbospark_device::op::WeightLayout;
 use turbospark_tensor::DType;
 
 use super::dot::{Steps, accumulate};
-use super::finish::{Dots, Linear, Part};
+use super::finish::{Dots, Job, Linear, Part};
 use super::outputs::{AHEAD, SIDE, Streams, UNIT, WIDTH};
 use super::{Engine, Rows, Shared, row_columns};
 use crate::isa::OnVectors;
@@ -35,20 +35,52 @@ pub(crate) unsafe fn row(engine: &mut Engine, x: Rows<'_>, rows: usize, linear: 
         // SAFETY: the caller's promise.
         return unsafe { row_columns::row(engine, x, rows, linear) };
     }
-    let mut weights = [Some(linear.weight), linear.gate].into_iter().flatten();
-    let pairs = !engine.exact && engine.kernels.has_pairs() && weights.all(|w| w.dtype == DType::BF16);
-    let words = if pairs { linear.k.div_ceil(2) } else { linear.k };
-    let to = Shared::new(engine.packed.get((rows * words).max(1)));
-    let piece = if rows == 1 { words.max(1) } else { PIECE };
-    let packed = Packed { rows, k: linear.k, words, piece, to };
+    // SAFETY: the caller's promise.
+    unsafe { self::rows(engine, &[Job { x, rows, linear: *linear }]) };
+}
+
+/// All of `jobs`, whose weights are plain and lie in `[out, in]`, as if they were one layer.
+///
+/// # Safety
+/// As for [`matrix`](super::matrix::matrix), for each of them; none reads what another writes.
+pub(super) unsafe fn rows(engine: &mut Engine, jobs: &[Job<'_>]) {
+    let may_pair = !engine.exact && engine.kernels.has_pairs();
+    // Of each for itself: no bit depends on the company.
+    let pairs = |job: &Job<'_>| {
+        let mut weights = [Some(job.linear.weight), job.linear.gate].into_iter().flatten();
+        may_pair && weights.all(|w| w.dtype == DType::BF16)
+    };
+    let words = |job: &Job<'_>| if pairs(job) { job.linear.k.div_ceil(2) } else { job.linear.k };
+    let room = jobs.iter().map(|job| job.rows * words(job)).sum::<usize>();
+    let mut to = Shared::new(engine.packed.get(room.max(1)));
     let kernels = engine.kernels;
-    engine.split(rows, linear.k, |range| {
-        let task = Pack { x, range, packed };
-        if pairs { kernels.pairs(task) } else { kernels.run(OnVectors(task)) }
-    });
-    engine.split(linear.n.div_ceil(UNIT), UNIT * linear.k * (1 + rows / 4), |units| {
-        let task = Task { part: Part { linear, x, rows, units }, packed };
-        if pairs { kernels.pairs(task) } else { kernels.run(OnVectors(task)) }
+    let mut packed = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        let (words, rows, k, x) = (words(job), job.rows, job.linear.k, job.x);
+        let piece = if rows == 1 { words.max(1) } else { PIECE };
+        let own = Packed { rows, k, words, piece, to };
+        to = Shared(to.at(rows * words));
+        engine.split(rows, k, |range| {
+            let task = Pack { x, range, packed: own };
+            if pairs(job) { kernels.pairs(task) } else { kernels.run(OnVectors(task)) }
+        });
+        packed.push(own);
+    }
+    let units = |job: &Job<'_>| if job.rows > 0 { job.linear.n.div_ceil(UNIT) } else { 0 };
+    let all = jobs.iter().map(units).sum::<usize>();
+    let steps = jobs.iter().map(|job| units(job) * UNIT * job.linear.k * (1 + job.rows / 4)).sum::<usize>();
+    engine.split(all, steps / all.max(1), |some| {
+        let mut first = 0;
+        for (job, &packed) in jobs.iter().zip(&packed) {
+            let end = first + units(job);
+            let own = some.start.clamp(first, end) - first..some.end.clamp(first, end) - first;
+            first = end;
+            if own.is_empty() {
+                continue;
+            }
+            let task = Task { part: Part { linear: &job.linear, x: job.x, rows: job.rows, units: own }, packed };
+            if pairs(job) { kernels.pairs(task) } else { kernels.run(OnVectors(task)) }
+        }
     });
 }
 

@@ -67,6 +67,9 @@ impl Expert<'_> {
 /// What [`ExpertSource::with`] runs on each expert.
 pub type UseExpert<'f> = dyn FnMut(usize, Expert<'_>) -> Result<(), DeviceError> + 'f;
 
+/// What [`ExpertSource::as_ready`] runs on experts that are there together.
+pub type UseExperts<'f> = dyn FnMut(&[(usize, Expert<'_>)]) -> Result<(), DeviceError> + 'f;
+
 /// Where a layer's routed experts come from; asked once the router's choice is known.
 pub trait ExpertSource: Send + Sync {
     /// Number of experts.
@@ -91,9 +94,10 @@ pub trait ExpertSource: Send + Sync {
     /// valid during the call only.
     fn with(&self, wanted: &[usize], each: &mut UseExpert<'_>) -> Result<(), DeviceError>;
 
-    /// As [`with`](ExpertSource::with), in whatever order they are there: those that have to be read come last.
-    fn as_ready(&self, wanted: &[usize], each: &mut UseExpert<'_>) -> Result<(), DeviceError> {
-        self.with(wanted, each)
+    /// As [`with`](ExpertSource::with), in whatever order they are there, and all at once that are: those that have to be
+    /// read come last.
+    fn as_ready(&self, wanted: &[usize], some: &mut UseExperts<'_>) -> Result<(), DeviceError> {
+        self.with(wanted, &mut |e, expert| some(&[(e, expert)]))
     }
 }
 

@@ -16,7 +16,7 @@ mod unit;
 pub use data::{Copy, Gather, SigmoidGate, Zero};
 pub use delta::{CausalConv, DeltaGates, DeltaScan};
 pub use dense::{Activation, GatedMatmul, LinearWeight, Matmul, ScaledWeight, WeightLayout};
-pub use experts::{Expert, ExpertSource, Experts, Router, UseExpert};
+pub use experts::{Expert, ExpertSource, Experts, Router, UseExpert, UseExperts};
 pub use mix::{Attention, PagedAttention, Rope, Snapshot, Span, StoreKv};
 pub use norm::{LayerNorm, RmsNorm};
 pub use unit::{Acquire, Release, UnitSource};

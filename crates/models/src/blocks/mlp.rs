@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use turbospark_device::op::{Experts, GatedMatmul, Matmul, Router, SigmoidGate, UseExpert};
+use turbospark_device::op::{Experts, GatedMatmul, Matmul, Router, SigmoidGate, UseExpert, UseExperts};
 use turbospark_device::{DeviceError, Expert, ExpertSource, LinearWeight, Pass, ScaledWeight, View, WeightLayout};
 use turbospark_tensor::mutant::{Mutant, active};
 
@@ -227,6 +227,10 @@ impl ExpertSource for ResidentExperts {
 
     fn with(&self, wanted: &[usize], each: &mut UseExpert<'_>) -> Result<(), DeviceError> {
         wanted.iter().try_for_each(|&e| each(e, self.expert(e)))
+    }
+
+    fn as_ready(&self, wanted: &[usize], some: &mut UseExperts<'_>) -> Result<(), DeviceError> {
+        some(&wanted.iter().map(|&e| (e, self.expert(e))).collect::<Vec<_>>())
     }
 }
 

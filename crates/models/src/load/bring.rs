@@ -39,8 +39,8 @@ impl Loader<'_> {
     }
 
     fn bring(&mut self, name: &str, piece: &Piece) -> Result<Weight> {
-        if let Some((slot, at)) = self.streamed.as_ref().and_then(|s| s.place(piece)) {
-            return Ok(Weight::new(slot, at, piece.dtype(), piece.shape()));
+        if let Some((home, at)) = self.streamed.as_ref().and_then(|s| s.place(piece)) {
+            return Ok(Weight::at(home, at, piece.dtype(), piece.shape()));
         }
         let checkpoint = self.claims.checkpoint();
         if let Piece::Place(place) = piece

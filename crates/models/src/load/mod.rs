@@ -16,7 +16,7 @@ use turbospark_weights::{Checkpoint, Claims, DirectFile, FileId, Linear};
 use crate::Result;
 use crate::config::Config;
 use crate::quant::Quant;
-use crate::stream::{Counters, ExpertReads, Residency, Streamed};
+use crate::stream::{Counters, ExpertReads, Lender, Residency, Streamed};
 use crate::trunk::Trunk;
 use crate::vision_tower::VisionTower;
 
@@ -36,6 +36,8 @@ pub struct Model {
     pub skipped_tensors: usize,
     /// What was read since it was loaded; `None` where nothing stays on the disk.
     pub counters: Option<Arc<Counters>>,
+    /// Who can use memory that is lent.
+    pub(crate) lender: Option<Lender>,
 }
 
 impl Model {
@@ -77,6 +79,12 @@ impl Model {
             streamed.attach(&mut model, pooled, device, checkpoint)?;
         }
         Ok(model)
+    }
+
+    /// Lets weights that are streamed use `bytes` more memory, as far as the [`Residency`] prepared for it, or less than
+    /// before: what is over then is given back before this returns. Between passes only; no bit depends on it.
+    pub fn lend(&self, bytes: u64) {
+        self.lender.iter().for_each(|lender| lender.lend(bytes));
     }
 }
 
@@ -167,7 +175,7 @@ impl<'a> Loader<'a> {
         let frequencies = names.filter(|name| name.ends_with(".rotary_emb.inv_freq"));
         let skips: Vec<&str> = KNOWN_SKIPS.iter().copied().chain(frequencies).collect();
         let skipped_tensors = self.claims.finish(&skips)?;
-        let model = Model { config, trunk, vision, skipped_tensors, counters: None };
+        let model = Model { config, trunk, vision, skipped_tensors, counters: None, lender: None };
         Ok(Loaded { model, plan: self.plan.unwrap_or_default(), streamed: self.streamed, pooled: self.pooled })
     }
 }

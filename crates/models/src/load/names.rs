@@ -243,7 +243,7 @@ impl Loader<'_> {
 
     /// The experts of a layer, resident or on their way to a pool.
     fn routed(&mut self, name: &str, hidden: usize, m: &MoeConfig, sensitive: Role) -> Result<Routed> {
-        let pooled = self.streamed.as_ref().is_some_and(|s| s.expert_slots > 0);
+        let pooled = self.streamed.as_ref().is_some_and(|s| s.expert_slots[0] > 0);
         if !pooled {
             return Ok(Routed::Resident(self.experts(name, hidden, m, sensitive)?));
         }

@@ -11,6 +11,19 @@ use crate::Result;
 /// A layer, and the distinct experts that rows of one pass chose in it.
 pub type Choice = (usize, Vec<usize>);
 
+/// A layer that had to read some of the experts that its router had chosen, from the choice to the last of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Visit {
+    /// Bytes that nobody had begun to read when they were chosen.
+    pub bytes: u64,
+    /// What was not waited.
+    pub computing: Duration,
+    /// Of that, what the last expert took, if it was read: nothing can be read beside it.
+    pub last: Duration,
+    /// What was waited.
+    pub stalled: Duration,
+}
+
 /// What was read, and how long passes waited for it.
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -36,6 +49,8 @@ pub struct Counters {
     pub vain_bytes: AtomicU64,
     /// What layers asked the pool for, where somebody wants to know.
     routing: Mutex<Option<Vec<Choice>>>,
+    /// Layers that had to read, where somebody wants to know.
+    visits: Mutex<Option<Vec<Visit>>>,
     /// Ends reading from outside.
     cancel: Mutex<Option<Arc<AtomicBool>>>,
 }
@@ -66,6 +81,18 @@ impl Counters {
     pub(crate) fn note(&self, layer: usize, wanted: &[usize]) {
         if let Some(routing) = &mut *self.routing.lock().unwrap_or_else(PoisonError::into_inner) {
             routing.push((layer, wanted.to_vec()));
+        }
+    }
+
+    /// Begins to note layers that have to read experts, or ends it; what was noted so far.
+    pub fn note_visits(&self, on: bool) -> Vec<Visit> {
+        let mut visits = self.visits.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *visits, on.then(Vec::new)).unwrap_or_default()
+    }
+
+    pub(crate) fn visited(&self, visit: Visit) {
+        if let Some(visits) = &mut *self.visits.lock().unwrap_or_else(PoisonError::into_inner) {
+            visits.push(visit);
         }
     }
 

@@ -9,12 +9,12 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use turbospark_device::op::UseExpert;
+use turbospark_device::op::{UseExpert, UseExperts};
 use turbospark_device::{DeviceError, Expert, ExpertSource};
 
-use super::disk::LOOK;
+use super::disk::{LOOK, Visit};
 use super::guess::{Guesses, Seen};
 use super::pool::{Announced, Pool, Shared};
 
@@ -47,7 +47,7 @@ impl PooledExperts {
 
     /// Begins to read what is missing.
     fn ask(&self, wanted: &[usize]) {
-        let shared = &self.pool.shared;
+        let (shared, at) = (&self.pool.shared, Instant::now());
         let mut state = shared.lock();
         shared.disk.counters.note(self.layer, wanted);
         let right = shared.settle_guess(&mut state, self.layer, wanted);
@@ -56,16 +56,19 @@ impl PooledExperts {
             shared.unpin(&mut state, at);
         }
         state.places.visit();
+        let before = state.asked_bytes;
         let pinned = shared.pin_all(&mut state, self.layer, wanted);
-        state.announced = Some(Announced { layer: self.layer, wanted: wanted.to_vec(), pinned });
+        let bytes = state.asked_bytes - before;
+        state.announced = Some(Announced { layer: self.layer, wanted: wanted.to_vec(), pinned, at, bytes });
         for at in right {
             shared.unpin(&mut state, at);
         }
         shared.next_guess(&mut state);
     }
 
-    /// Calls `each` with every expert of `wanted`, those before others that are there before them, or `in_order`.
-    fn serve(&self, wanted: &[usize], in_order: bool, each: &mut UseExpert<'_>) -> Result<(), DeviceError> {
+    /// Calls `some` with every expert of `wanted`, those before others that are there before them, or one by one
+    /// `in_order`.
+    fn serve(&self, wanted: &[usize], in_order: bool, some: &mut UseExperts<'_>) -> Result<(), DeviceError> {
         if !self.pool.has_readers() {
             return Err(DeviceError::Unsupported("no thread could be started to read weights".into()));
         }
@@ -76,23 +79,33 @@ impl PooledExperts {
             self.ask(wanted);
             announced = shared.lock().announced.take_if(is_it);
         }
+        let (at, asked) = announced.as_ref().map_or((Instant::now(), 0), |a| (a.at, a.bytes));
+        let mut visit = Visit { bytes: asked, ..Visit::default() };
         // Experts and their slots, in ascending order.
         let pinned = announced.map(|a| a.pinned).unwrap_or_default();
         let mut given = pinned.len();
         let mut open: Vec<(usize, usize)> = wanted.iter().copied().zip(pinned).collect();
         let mut result = Ok(());
         while result.is_ok() && (given < wanted.len() || !open.is_empty()) {
-            let (expert, at) = self.next(shared, wanted, in_order, &mut given, &mut open);
-            let failed = shared.lock().slots[at].failed.clone();
+            let (there, waited) = self.next(shared, wanted, in_order, &mut given, &mut open, &mut visit.bytes);
+            let began = Instant::now();
+            let failed = {
+                let state = shared.lock();
+                there.iter().find_map(|&(_, at)| state.slots[at].failed.clone())
+            };
             result = match failed {
                 Some(problem) => Err(shared.disk.failed(&problem)),
-                None => {
-                    let (reads, slot) = (&shared.experts[self.layer][expert], &shared.slots[at]);
-                    let (gate, up, down) = (reads.gate.weight(slot), reads.up.weight(slot), reads.down.weight(slot));
-                    each(expert, Expert { gate, up, down, layout: reads.layout })
-                }
+                None => some(&there.iter().map(|&(expert, at)| (expert, self.expert(expert, at))).collect::<Vec<_>>()),
             };
-            shared.unpin(&mut shared.lock(), at);
+            let mut state = shared.lock();
+            there.iter().for_each(|&(_, at)| shared.unpin(&mut state, at));
+            drop(state);
+            visit.stalled += waited.unwrap_or_default();
+            visit.last = waited.map_or(Duration::ZERO, |_| began.elapsed());
+        }
+        if visit.bytes > 0 && result.is_ok() {
+            visit.computing = at.elapsed().saturating_sub(visit.stalled);
+            shared.disk.counters.visited(visit);
         }
         let mut state = shared.lock();
         state.owed = 0;
@@ -102,7 +115,15 @@ impl PooledExperts {
         result
     }
 
-    /// Takes from `open` one that is there, waiting for it if need be; `given` are those that have or had a slot.
+    fn expert(&self, expert: usize, at: usize) -> Expert<'_> {
+        let shared = &self.pool.shared;
+        let (reads, slot) = (&shared.experts[self.layer][expert], &shared.slots[at]);
+        let (gate, up, down) = (reads.gate.weight(slot), reads.up.weight(slot), reads.down.weight(slot));
+        Expert { gate, up, down, layout: reads.layout }
+    }
+
+    /// Takes from `open` those that are there, or only the first `in_order`, and says how long they were waited for, if
+    /// they were; `given` are those that have or had a slot, and to `asked` is added what had to be read for that.
     fn next(
         &self,
         shared: &Shared,
@@ -110,19 +131,22 @@ impl PooledExperts {
         in_order: bool,
         given: &mut usize,
         open: &mut Vec<(usize, usize)>,
-    ) -> (usize, usize) {
+        asked: &mut u64,
+    ) -> (Vec<(usize, usize)>, Option<Duration>) {
         let mut began: Option<Instant> = None;
         let mut state = shared.lock();
         loop {
+            let before = state.asked_bytes;
             let more = shared.pin_all(&mut state, self.layer, &wanted[*given..]);
+            *asked += state.asked_bytes - before;
             *given += more.len();
             open.extend(wanted[*given - more.len()..].iter().copied().zip(more));
             let first = if in_order { 1.min(open.len()) } else { open.len() };
-            if let Some(i) = open[..first].iter().position(|&(_, at)| state.slots[at].is_settled()) {
-                if let Some(began) = began {
-                    shared.disk.counters.waited(began.elapsed());
-                }
-                return open.remove(i);
+            let there: Vec<_> = open.extract_if(..first, |&mut (_, at)| state.slots[at].is_settled()).collect();
+            if !there.is_empty() {
+                let waited = began.map(|began| began.elapsed());
+                waited.iter().for_each(|&waited| shared.disk.counters.waited(waited));
+                return (there, waited);
             }
             began.get_or_insert_with(Instant::now);
             // All slots may be being filled for a pass that ended early, and nobody tells of that.
@@ -145,10 +169,10 @@ impl ExpertSource for PooledExperts {
     }
 
     fn with(&self, wanted: &[usize], each: &mut UseExpert<'_>) -> Result<(), DeviceError> {
-        self.serve(wanted, true, each)
+        self.serve(wanted, true, &mut |some| some.iter().try_for_each(|&(e, expert)| each(e, expert)))
     }
 
-    fn as_ready(&self, wanted: &[usize], each: &mut UseExpert<'_>) -> Result<(), DeviceError> {
-        self.serve(wanted, false, each)
+    fn as_ready(&self, wanted: &[usize], some: &mut UseExperts<'_>) -> Result<(), DeviceError> {
+        self.serve(wanted, false, some)
     }
 }

@@ -168,7 +168,7 @@ impl Shared {
         });
         while state.owed == 0
             && let Some(&Named { expert, .. }) = guess.rest.front()
-            && let Some(at) = Self::free_slot(state)
+            && let Some(at) = self.free_slot(state)
         {
             guess.rest.pop_front();
             state.places.put_unused(at, (guess.layer, expert));

@@ -7,6 +7,7 @@
 mod disk;
 mod experts;
 mod guess;
+mod lent;
 pub mod policy;
 mod pool;
 mod reads;
@@ -15,23 +16,26 @@ mod table;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use turbospark_device::{Buffer, Device};
 use turbospark_weights::{Checkpoint, DirectFile, Linear, Piece};
 
 use disk::Disk;
-pub use disk::{Choice, Counters};
+pub use disk::{Choice, Counters, Visit};
 pub(crate) use experts::PooledExperts;
 pub(crate) use guess::Seen;
+pub(crate) use lent::Lender;
 pub use pool::{Pool, READERS};
 pub(crate) use reads::{ExpertReads, Part, Reads};
 pub use ring::Ring;
-use ring::{Cycle, slot_of};
+use ring::{Cycle, slots_of};
 pub(crate) use table::StreamedTable;
 use table::shards;
 
 use crate::blocks::mlp::{Mlp, Routed};
 use crate::load::{Model, Planned};
+use crate::weight::{Home, Spot};
 use crate::{ModelError, Result};
 
 /// What of a model stays on the disk.
@@ -47,6 +51,10 @@ pub struct Residency {
     pub slots: usize,
     /// Slots of the pool of experts; 0 keeps experts with the rest.
     pub expert_slots: usize,
+    /// Of `layers`, those that have a place of their own while memory is [lent](crate::Model::lend), in this order.
+    pub lent_layers: Vec<usize>,
+    /// Slots of the pool beside `expert_slots`, while memory is lent.
+    pub lent_experts: usize,
     /// Whether what isn't streamed is copied to memory and not mapped.
     pub loaded: bool,
     /// Whether the tower is mapped all the same, so that its memory can be given back while it has nothing to do.
@@ -231,15 +239,17 @@ fn key(piece: &Piece) -> String {
 #[derive(Debug)]
 pub(crate) struct Streamed {
     /// Where a tensor of a unit lies: its slot and the offset in it.
-    places: HashMap<String, (Arc<Buffer>, usize)>,
+    places: HashMap<String, (Home, usize)>,
     pub ring: Option<Arc<Ring>>,
     /// Unit of each layer of the trunk and of each vision block that is streamed.
     pub layers: HashMap<usize, usize>,
     pub vision: HashMap<usize, usize>,
     /// Parts of the head: first row, weights and unit; empty where it is in memory.
     pub head: Vec<(usize, Linear, usize)>,
-    /// Slots of the pool of experts; 0 where they are in memory.
-    pub expert_slots: usize,
+    /// Slots of the pool of experts; 0 where they are in memory; and those that are lent.
+    pub expert_slots: [usize; 2],
+    /// Bytes of each unit of the ring that has a place of its own while memory is lent.
+    lent: Vec<u64>,
     pub counters: Arc<Counters>,
 }
 
@@ -302,19 +312,32 @@ impl Streamed {
         let count = residency.slots.clamp(1, longest.max(1));
         let bytes = reads.iter().map(|r| r.slot_bytes).max().unwrap_or(0);
         let count = if cycles.is_empty() { 0 } else { count };
-        let slots = slots(device, "slot of streamed weights", count, bytes)?;
+        let slots = alloc_slots(device, "slot of streamed weights", count, bytes)?;
+        let lent_units: Vec<usize> = residency.lent_layers.iter().filter_map(|i| layers.get(i)).copied().collect();
+        let most = lent_units.iter().map(|&unit| reads[unit].slot_bytes).max().unwrap_or(0);
+        let own = alloc_slots(device, "places of their own", lent_units.len(), most)?;
+        let slot = slots_of(&cycles, &lent_units, count);
+        let spot = |(&unit, own): (&usize, Arc<Buffer>)| {
+            let slot = slots[slot[unit]].clone();
+            (unit, Arc::new(Spot { slot, own, in_own: AtomicBool::new(false) }))
+        };
+        let spots: Vec<(usize, Arc<Spot>)> = lent_units.iter().zip(own).map(spot).collect();
+        let lent = vec![most as u64; spots.len()];
         let mut places = HashMap::new();
         for (unit, (pieces, offsets)) in laid.into_iter().enumerate() {
-            let slot = &slots[slot_of(&cycles, unit, count)];
-            places.extend(pieces.iter().zip(offsets).map(|(piece, at)| (key(piece), (slot.clone(), at))));
+            let home = match spots.iter().find(|(one, _)| *one == unit) {
+                Some((_, spot)) => Home::Either(spot.clone()),
+                None => Home::One(slots[slot[unit]].clone()),
+            };
+            places.extend(pieces.iter().zip(offsets).map(|(piece, at)| (key(piece), (home.clone(), at))));
         }
         let mut ring = None;
         if !cycles.is_empty() {
             let disk = Disk::new(device.clone(), checkpoint.clone(), counters.clone())?;
-            ring = Some(Arc::new(Ring::new(Arc::new(disk), slots, reads, cycles)));
+            ring = Some(Arc::new(Ring::new(Arc::new(disk), slots, reads, cycles, slot, spots)));
         }
-        let expert_slots = residency.expert_slots;
-        Ok(Streamed { places, ring, layers, vision, head, expert_slots, counters })
+        let expert_slots = [residency.expert_slots, residency.lent_experts];
+        Ok(Streamed { places, ring, layers, vision, head, expert_slots, lent, counters })
     }
 
     /// Hands ring and pool to a model that was loaded with these places.
@@ -325,11 +348,14 @@ impl Streamed {
         device: &Arc<dyn Device>,
         checkpoint: &Arc<Checkpoint>,
     ) -> Result<()> {
-        if self.expert_slots > 0 {
+        let [own, lent] = self.expert_slots;
+        let mut experts = None;
+        if own > 0 {
             let bytes = pooled.iter().flatten().map(|expert| expert.reads.slot_bytes).max().unwrap_or(0);
-            let slots = slots(device, "slot of experts", self.expert_slots, bytes)?;
+            let slots = alloc_slots(device, "slot of experts", own + lent, bytes)?;
             let disk = Disk::new(device.clone(), checkpoint.clone(), self.counters.clone())?;
-            let pool = Arc::new(Pool::new(Arc::new(disk), slots, pooled));
+            let pool = Arc::new(Pool::new(Arc::new(disk), slots, own, pooled));
+            experts = Some((pool.clone(), bytes as u64));
             let routed = model.trunk.layers.iter_mut().filter_map(|layer| match &mut layer.mlp {
                 Mlp::Moe(moe) => Some(moe),
                 Mlp::Dense(_) => None,
@@ -338,6 +364,7 @@ impl Streamed {
                 moe.experts = Routed::Pooled(PooledExperts::new(pool.clone(), layer));
             }
         }
+        model.lender = Some(Lender::new(device.clone(), self.ring.clone().zip(Some(self.lent)), experts));
         model.trunk.ring.clone_from(&self.ring);
         model.trunk.units = self.layers;
         if let Some(tower) = &mut model.vision {
@@ -349,7 +376,7 @@ impl Streamed {
     }
 
     /// Where a tensor lies, if it is streamed.
-    pub fn place(&self, piece: &Piece) -> Option<(Arc<Buffer>, usize)> {
+    pub fn place(&self, piece: &Piece) -> Option<(Home, usize)> {
         if self.places.is_empty() { None } else { self.places.get(&key(piece)).cloned() }
     }
 }
@@ -357,7 +384,7 @@ impl Streamed {
 /// Below this, memory of its own isn't aligned for direct reads.
 pub(crate) const MIN_SLOT: usize = 2 << 20;
 
-fn slots(device: &Arc<dyn Device>, label: &str, count: usize, bytes: usize) -> Result<Vec<Arc<Buffer>>> {
+fn alloc_slots(device: &Arc<dyn Device>, label: &str, count: usize, bytes: usize) -> Result<Vec<Arc<Buffer>>> {
     if count == 0 {
         return Ok(Vec::new());
     }

@@ -4,11 +4,12 @@
 //! [guess](super::guess) at what the next layer will choose. What is chosen is read before what is guessed.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
-use turbospark_device::{Buffer, DeviceError};
+use turbospark_device::{Buffer, Device, DeviceError};
 use turbospark_weights::Pace;
 
 use super::disk::Disk;
@@ -30,6 +31,10 @@ pub struct Pool {
 pub(super) struct Shared {
     pub disk: Arc<Disk>,
     pub slots: Vec<Arc<Buffer>>,
+    /// The first so many are its own; those after them are [lent](Pool::lend), the first of them at a time.
+    own: usize,
+    /// Slots that it has now.
+    used: AtomicUsize,
     /// By layer (in the order of their adding) and expert.
     pub experts: Vec<Vec<ExpertReads>>,
     state: Mutex<State>,
@@ -47,6 +52,8 @@ pub(super) struct State {
     pub announced: Option<Announced>,
     /// Experts of that choice for which there was no slot yet.
     pub owed: usize,
+    /// Bytes of what was to be read because a layer chose it.
+    pub asked_bytes: u64,
     /// What the layer after that is going to choose, and what the one after the next announcement is.
     pub guess: Option<Guess>,
     pub next_guess: Option<Guess>,
@@ -61,6 +68,9 @@ pub(super) struct Announced {
     pub layer: usize,
     pub wanted: Vec<usize>,
     pub pinned: Vec<usize>,
+    /// When, and what of it had to be read.
+    pub at: Instant,
+    pub bytes: u64,
 }
 
 /// What there is to know of a slot beside what is in it.
@@ -69,6 +79,8 @@ pub(super) struct Slot {
     pub ready: bool,
     pub failed: Option<String>,
     pub pins: usize,
+    /// A reader is at it.
+    pub is_read: bool,
     /// Nobody wants what is being read to it.
     pub in_vain: bool,
 }
@@ -81,7 +93,8 @@ impl Slot {
 }
 
 impl Pool {
-    pub(crate) fn new(disk: Arc<Disk>, slots: Vec<Arc<Buffer>>, experts: Vec<Vec<ExpertReads>>) -> Self {
+    /// With slots of which the first `own` are there for good.
+    pub(crate) fn new(disk: Arc<Disk>, slots: Vec<Arc<Buffer>>, own: usize, experts: Vec<Vec<ExpertReads>>) -> Self {
         let state = State {
             slots: vec![Slot::default(); slots.len()],
             places: Places::new(slots.len(), experts.len(), Policy::CHOSEN),
@@ -89,6 +102,7 @@ impl Pool {
             likely: VecDeque::new(),
             announced: None,
             owed: 0,
+            asked_bytes: 0,
             guess: None,
             next_guess: None,
             trust: vec![Trusts::default(); experts.len()],
@@ -96,7 +110,8 @@ impl Pool {
             stop: false,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let shared = Arc::new(Shared { disk, slots, experts, state, changed });
+        let used = AtomicUsize::new(own);
+        let shared = Arc::new(Shared { disk, slots, own, used, experts, state, changed });
         let readers = (0..READERS).filter_map(|_| {
             let shared = Arc::clone(&shared);
             std::thread::Builder::new().name("experts".into()).spawn(move || shared.fill()).ok()
@@ -110,9 +125,36 @@ impl Pool {
         !self.readers.is_empty()
     }
 
+    /// Has `lent` slots beside its own, or as many as there are; what is in others is given up. Between passes only.
+    pub(crate) fn lend(&self, lent: usize, device: &dyn Device) {
+        let shared = &*self.shared;
+        let used = (shared.own + lent).min(shared.slots.len());
+        let mut state = shared.lock();
+        let before = shared.used.swap(used, Ordering::Relaxed);
+        if before <= used {
+            return;
+        }
+        // What a pass left that ended early, and what is read for the next one.
+        for at in state.announced.take().into_iter().flat_map(|early| early.pinned) {
+            shared.unpin(&mut state, at);
+        }
+        state.next_guess = None;
+        shared.settle_guess(&mut state, usize::MAX, &[]);
+        state.wanted.retain(|&at| at < used);
+        for at in used..before {
+            while state.slots[at].is_read {
+                state.slots[at].in_vain = true;
+                state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            state.places.vacate(at);
+            state.slots[at] = Slot::default();
+            device.discard(&shared.slots[at]);
+        }
+    }
+
     /// Whether there is a slot for every expert, so that none is read twice.
     pub(super) fn holds_all(&self) -> bool {
-        self.shared.slots.len() >= self.shared.experts.iter().map(Vec::len).sum()
+        self.shared.used.load(Ordering::Relaxed) >= self.shared.experts.iter().map(Vec::len).sum()
     }
 }
 
@@ -158,6 +200,7 @@ impl Shared {
                 continue;
             }
             state.reading += 1;
+            state.slots[at].is_read = true;
             drop(state);
             let in_vain = || self.lock().slots[at].in_vain;
             let pace = if calmly { Pace::Calm } else { Pace::Full };
@@ -168,6 +211,7 @@ impl Shared {
             let counters = &self.disk.counters;
             counters.expert_bytes.fetch_add(bytes, Ordering::Relaxed);
             let slot = &mut state.slots[at];
+            slot.is_read = false;
             match read {
                 Ok((_, true)) => slot.ready = true,
                 Ok((_, false)) if counters.is_cancelled() => slot.failed = Some(DeviceError::Cancelled.to_string()),
@@ -184,9 +228,10 @@ impl Shared {
     }
 
     /// A slot for an expert that has none, of those that nobody uses; `None` while all are in use.
-    pub fn free_slot(state: &State) -> Option<usize> {
-        let State { slots, places, .. } = state;
-        places.choose(|at| slots[at].pins == 0 && (slots[at].is_settled() || places.key(at).is_none()))
+    pub fn free_slot(&self, state: &State) -> Option<usize> {
+        let (State { slots, places, .. }, used) = (state, self.used.load(Ordering::Relaxed));
+        let idle = |at: usize| slots[at].is_settled() || places.key(at).is_none();
+        places.choose(|at| at < used && slots[at].pins == 0 && idle(at))
     }
 
     /// Pins an expert that is there, or has it read to a slot that nobody uses; `None` while all are in use.
@@ -203,15 +248,17 @@ impl Shared {
             let likely = state.likely.iter().position(|&waits| waits == at);
             likely.map(|i| state.likely.remove(i));
             if again || likely.is_some() {
+                state.asked_bytes += self.experts[key.0][key.1].reads.bytes();
                 state.wanted.push_back(at);
                 self.changed.notify_all();
             }
             return Some(at);
         }
-        let at = Self::free_slot(state)?;
+        let at = self.free_slot(state)?;
         state.places.put(at, key);
         state.slots[at] = Slot { pins: 1, ..Slot::default() };
         state.wanted.push_back(at);
+        state.asked_bytes += self.experts[key.0][key.1].reads.bytes();
         counters.asked_expert(false);
         self.changed.notify_all();
         Some(at)

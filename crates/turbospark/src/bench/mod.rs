@@ -174,6 +174,7 @@ fn encode(model: &Model, (width, height): (usize, usize), options: &BenchOptions
     let ready = if model.device().memory_kind() == MemoryKind::Host { Vec::new() } else { picture.patches() };
     let times = timed(model, options, || {
         let mut engine = model.engine();
+        model.make_room(&mut engine);
         let began = Instant::now();
         let write = |range, out: &mut [f32]| picture.write_some_patches(range, out).expect("a range of its patches");
         let made = Patches::Made { values: picture.patches_len(), write: &write };
@@ -226,12 +227,14 @@ fn decode(model: &Model, options: &BenchOptions) -> Result<Decode> {
     let streams = model.memory_plan().streams();
     let mut disk = Vec::new();
     let mut reads: Vec<Reads> = Vec::new();
+    let mut visits = Vec::new();
     let (times, ops) = timed(model, options, || {
         // Back to the prompt; most of it is in the cache.
         for (session, prompt) in sessions.iter_mut().zip(&prompts) {
             session.prefill(prompt, &options.cancel, &mut |_| ())?;
         }
         let already = model.reads().unwrap_or_default();
+        model.note_visits(true);
         let began = Instant::now();
         for _ in 0..tokens {
             if options.cancel.is_cancelled() {
@@ -242,6 +245,7 @@ fn decode(model: &Model, options: &BenchOptions) -> Result<Decode> {
             Session::decode_together(&mut steps)?;
         }
         let took = began.elapsed();
+        visits.push(model.note_visits(false));
         reads.push(model.reads().unwrap_or_default().since(&already));
         if streams {
             // Until what is read ahead is there: it would share the disk.
@@ -252,11 +256,13 @@ fn decode(model: &Model, options: &BenchOptions) -> Result<Decode> {
     })?;
     reads.remove(0); // untimed
     reads.truncate(options.reps);
+    let visits = visits.into_iter().skip(1).take(options.reps).flatten().collect();
     let all = reads.iter().fold(Reads::default(), |all, run| all.and(run));
     let streaming = streams.then(|| Streaming {
         reads: all,
         bytes_per_pass: (all.bytes - all.vain_bytes) as f64 / (tokens * reads.len()) as f64,
         disk_bytes_per_s: disk,
+        visits,
     });
     let shape = model.engine().cache.shape();
     let text = &model.config().text;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use turbospark_device::{Limits, OpTime};
 
 use super::work::{EncodeFlops, TokenFlops};
-use crate::Reads;
+use crate::{Reads, Visit};
 
 /// What was measured.
 #[derive(Clone, Debug)]
@@ -97,6 +97,8 @@ pub struct Streaming {
     /// Bytes a second of direct reads of the same files, measured after each run: disks with an allowance are fast
     /// until it is used up. Empty without a disk.
     pub disk_bytes_per_s: Vec<f64>,
+    /// Layers that had to read experts which their router had chosen, in all timed runs.
+    pub visits: Vec<Visit>,
 }
 
 impl Streaming {
@@ -167,6 +169,25 @@ impl Decode {
     pub fn hidden_share(&self) -> Option<f64> {
         let computing = 1.0 - self.stall_share()?;
         self.disk_share().map(|disk| disk.max(computing))
+    }
+
+    /// The least time that the run's reads and computing could have taken, as a part of what they did.
+    ///
+    /// What a router chooses can be read only between its choice and the layer's last expert, beside what computes there;
+    /// all else of that layer, and layers that miss nothing, take turns with it. So no run is shorter than computing
+    /// outside of such visits, and of each visit the longer of its computing and of its reading with the last expert
+    /// after it; nor than all reading. Without experts it is the slower of disk and computing.
+    pub fn bound_share(&self) -> Option<f64> {
+        let s = self.streaming.as_ref()?;
+        let disk = s.disk()?;
+        let all = self.times.iter().sum::<Duration>().as_secs_f64();
+        let visits = |of: &dyn Fn(&Visit) -> f64| s.visits.iter().map(of).sum::<f64>();
+        let (inside, stalled) =
+            (visits(&|v| v.computing.as_secs_f64()), visits(&|v| v.stalled.as_secs_f64()));
+        let outside = all - inside - s.reads.stalled.as_secs_f64().max(stalled);
+        let least = |v: &Visit| (v.bytes as f64 / disk + v.last.as_secs_f64()).max(v.computing.as_secs_f64());
+        let reading = (s.reads.bytes - s.reads.vain_bytes) as f64 / disk;
+        Some((outside + visits(&least)).max(reading) / all.max(1e-9))
     }
 
     /// The part of the time that passes waited for the disk.

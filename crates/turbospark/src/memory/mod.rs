@@ -84,10 +84,14 @@ pub struct MemoryPlan {
     pub most_patches: usize,
     /// Most bytes that decoding an image file takes.
     pub most_decode_bytes: u64,
-    /// Bytes that a decoded token reads; of experts what differs if each token drew anew.
+    /// Bytes that a decoded token reads while no image is in work; of experts what differs if each token drew anew.
     pub read_per_token: u64,
+    /// The same while the room of images is theirs, and not [lent](MemoryPlan::lent_bytes).
+    pub read_beside_images: u64,
     /// Bytes that encoding an image reads, or several at once.
     pub read_per_image: u64,
+    /// Bytes of the room of images that hold weights while there are none, as far as the residency says.
+    pub lent_bytes: u64,
 }
 
 impl MemoryPlan {

@@ -35,14 +35,19 @@ pub(crate) struct Demand {
     pub most_patches: usize,
     /// Whether the tower stays in memory while it has nothing to do.
     pub keep_vision: bool,
+    /// Whether the device gives memory back at once, so that some of it may be lent.
+    pub gives_back: bool,
 }
 
 /// Patches of a page of A4 at 200 dots an inch, and a little more.
 const COMMON: usize = 16_384;
 /// Tokens of the answer to an image: what a block of the tower saves once, a layer of the trunk saves so often.
 const TOKENS_PER_IMAGE: u64 = 128;
-/// Slots of the ring: one in use, one ready, one being filled.
+/// Slots of the ring: one in use, one ready, one being filled. Where the third would hold a layer, that saves more: with
+/// two the disk is idle only while a unit takes longer to use than to read.
 const SLOTS: usize = 3;
+/// The fewest that go on reading while a unit is used.
+const LEAST_SLOTS_OF_RING: usize = 2;
 /// Slots lie side by side, and take no less than a huge page together.
 const LEAST_SLOTS: u64 = 2 << 20;
 
@@ -144,8 +149,10 @@ impl Demand {
             let plans = plans.filter(|plan| self.fits(plan, bounds));
             let plans = plans.map(|plan| self.grown(plan, bounds, context));
             let best = plans.min_by_key(|plan| {
-                let reads = TOKENS_PER_IMAGE * plan.read_per_token + plan.read_per_image;
-                (reads, plan.residency.expert_slots > 0, plan.total() + plan.adapter_total())
+                // Lent room is no reason to keep less for good.
+                let reads = TOKENS_PER_IMAGE * plan.read_beside_images + plan.read_per_image;
+                let slots = SLOTS.saturating_sub(plan.residency.slots);
+                (reads, plan.residency.expert_slots > 0, slots, plan.total() + plan.adapter_total())
             });
             if let Some(plan) = best {
                 return Ok(plan);
@@ -160,7 +167,7 @@ impl Demand {
         let nothing = if self.all_stays() {
             Residency { loaded: true, ..Residency::default() }
         } else {
-            self.streamed(self.sizes.layers.len(), true, 2, self.pool_least(), true)
+            self.streamed(self.sizes.layers.len(), true, LEAST_SLOTS_OF_RING, self.pool_least(), true)
         };
         self.finish(nothing, self.image_sizes().last().copied().unwrap_or(0), context)
     }
@@ -253,13 +260,14 @@ impl Demand {
             }
             for vision in [false, true] {
                 for (streamed, head) in (0..=all).flat_map(|n| [(n, false), (n, true)]) {
-                    list.push(self.streamed(streamed, vision, SLOTS, pool, head));
+                    let with = |slots| self.streamed(streamed, vision, slots, pool, head);
+                    list.extend([SLOTS, LEAST_SLOTS_OF_RING].map(with));
                 }
             }
         }
         for head in [false, true] {
             list.push(self.streamed(all, true, SLOTS, pool, head));
-            list.push(self.streamed(all, true, 2, pool, head));
+            list.push(self.streamed(all, true, LEAST_SLOTS_OF_RING, pool, head));
         }
         list
     }
@@ -270,7 +278,22 @@ impl Demand {
         let layers = (0..count).map(|i| i * all / count.max(1)).collect();
         let vision = vision && !self.sizes.vision.is_empty();
         let head = head && self.sizes.cuts;
-        Residency { layers, head, vision, slots, expert_slots, loaded: true, vision_mapped: false }
+        Residency { layers, head, vision, slots, expert_slots, loaded: true, ..Residency::default() }
+    }
+
+    /// As `residency`, with what holds more of it while images of `patches` aren't there.
+    fn lent(&self, residency: Residency, patches: usize) -> Residency {
+        let lends = self.gives_back && self.kind == MemoryKind::Host && self.choice == ResidencyChoice::Auto;
+        let vision = self.config.vision.as_ref().filter(|_| lends);
+        let room = work::lent_bytes(vision, patches, self.sequences, self.rows);
+        let (sizes, all) = (&self.sizes, &residency.layers);
+        let layer = all.iter().map(|&i| sizes.layers[i] as u64).max().unwrap_or(0).max(LEAST_SLOTS);
+        let count = all.len().min((room / layer) as usize);
+        let lent_layers: Vec<usize> = (0..count).map(|i| all[(2 * i + 1) * all.len() / (2 * count)]).collect();
+        let left = room - count as u64 * layer;
+        let missing = if residency.expert_slots > 0 { sizes.experts - residency.expert_slots } else { 0 };
+        let lent_experts = missing.min((left / sizes.expert.max(1) as u64) as usize);
+        Residency { lent_layers, lent_experts, ..residency }
     }
 
     /// Slots for the experts of one token; 0 for a model without.
@@ -292,6 +315,7 @@ impl Demand {
     }
 
     fn finish(&self, residency: Residency, most_patches: usize, (context, cache): (usize, u64)) -> MemoryPlan {
+        let residency = self.lent(residency, most_patches);
         let (sizes, c) = (&self.sizes, &self.config);
         let &Demand { rows, sequences, threads, .. } = self;
         let rows = rows.min(context);
@@ -358,11 +382,19 @@ impl Demand {
         }
         let routed = c.text.mlp_kinds.iter().filter(|k| **k == MlpKind::Moe).count() as u64;
         let per_token = c.text.moe.as_ref().map_or(0, |m| m.num_experts_per_tok) as u64;
-        let missing = if pooled { 1.0 - residency.expert_slots as f64 / sizes.experts.max(1) as f64 } else { 0.0 };
-        let experts = (routed * per_token * sizes.expert as u64) as f64 * missing;
         let read_per_image = if residency.vision { sum(&sizes.vision) } else { 0 };
         let head = if residency.head { sizes.head } else { 0 };
-        let read_per_token = streamed + head + experts as u64;
+        let chosen = (routed * per_token * sizes.expert as u64) as f64;
+        let read_with = |expert_slots: usize| {
+            let there = expert_slots as f64 / sizes.experts.max(1) as f64;
+            streamed + head + if pooled { chosen * (1.0 - there) } else { 0.0 } as u64
+        };
+        let lends = !residency.lent_layers.is_empty() || residency.lent_experts > 0;
+        let vision = c.vision.as_ref().filter(|_| lends);
+        let lent_bytes = work::lent_bytes(vision, most_patches, sequences, self.rows);
+        let read_beside_images = read_with(residency.expert_slots);
+        let lent: u64 = residency.lent_layers.iter().map(|&i| sizes.layers[i] as u64).sum();
+        let read_per_token = read_with(residency.expert_slots + residency.lent_experts) - lent;
         MemoryPlan {
             ceiling: None,
             adapter: None,
@@ -373,7 +405,9 @@ impl Demand {
             most_patches,
             most_decode_bytes: work::decode_bytes(c.vision.as_ref(), most_patches, self.rows),
             read_per_token,
+            read_beside_images,
             read_per_image,
+            lent_bytes,
         }
     }
 

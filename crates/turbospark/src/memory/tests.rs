@@ -28,6 +28,7 @@ fn demand(name: &str) -> Demand {
         threads: 2,
         most_patches: 65_536,
         keep_vision: false,
+        gives_back: true,
     }
 }
 

@@ -53,7 +53,7 @@ pub(super) fn kernel_bytes(c: &Config, pass: Pass, patches: usize) -> u64 {
     let attention = 4 * splits * text.num_attention_heads * (text.head_dim + 16);
     let experts = text.moe.as_ref().map_or(0, |m| {
         // What decoded rows get of each of their experts is kept until all are there.
-        let decoded = pass.sequences * (m.moe_intermediate_size + m.num_experts_per_tok * text.hidden_size);
+        let decoded = pass.sequences * m.num_experts_per_tok * (m.moe_intermediate_size + text.hidden_size);
         4 * decoded.max(pass.rows * m.moe_intermediate_size)
     });
     packed.max(normed as u64) + (attention.max(experts)) as u64 + pass.threads as u64 * THREAD + SLACK
@@ -66,6 +66,11 @@ pub(super) fn image_bytes(v: Option<&VisionConfig>, patches: usize, sequences: u
     // The tower's own output is the rows of one sequence.
     let others = (sequences - 1) as u64 * row_bytes(v, patches);
     sized_bytes(v, patches) * sequences as u64 + decode_bytes(Some(v), patches, rows) + others
+}
+
+/// Of [`image_bytes`], what is free while no image is in work: all but the pictures, of which nobody says when they go.
+pub(super) fn lent_bytes(v: Option<&VisionConfig>, patches: usize, sequences: usize, rows: usize) -> u64 {
+    v.map_or(0, |v| image_bytes(Some(v), patches, sequences, rows) - sized_bytes(v, patches) * sequences as u64)
 }
 
 /// Of [`image_bytes`], what lies in a graphics adapter's memory: the tower's work space, and rows of the trunk.

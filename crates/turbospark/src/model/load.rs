@@ -11,7 +11,7 @@ use turbospark_vision::{DecodeLimits, ImageConfig};
 use turbospark_weights::{Checkpoint, Folder, Place, Sidecar};
 
 use super::ahead::{fetch_ahead, places_of};
-use super::{Engine, Inner, Model};
+use super::{Engine, ImageRoom, Inner, Model};
 use crate::memory::{Demand, PROGRAM_STEP, ResidencyChoice, free, peak_bytes, resident_bytes};
 use crate::options::{LoadOptions, automatic, device};
 use crate::{Error, Result};
@@ -120,6 +120,7 @@ impl Model {
             threads: threads(options),
             most_patches: image_config.as_ref().map_or(0, |i| i.max_pixels / patch),
             keep_vision: options.keep_vision,
+            gives_back: device.gives_back(),
         };
         let memory = demand.plan()?;
         let (context, shape) = (memory.context, shape_of(memory.context));
@@ -147,7 +148,7 @@ impl Model {
         if memory.patches().is_some() {
             decode_limits.max_alloc_bytes = decode_limits.max_alloc_bytes.min(memory.most_decode_bytes);
         }
-        Ok(Model {
+        let model = Model {
             inner: Arc::new(Inner {
                 engine: Mutex::new(engine),
                 model,
@@ -164,9 +165,12 @@ impl Model {
                 memory,
                 demand,
                 tower_pages,
+                images: ImageRoom::default(),
                 fit_images: options.fit_images,
             }),
-        })
+        };
+        model.begin_with_room();
+        Ok(model)
     }
 }
 
