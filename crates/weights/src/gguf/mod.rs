@@ -14,6 +14,8 @@ mod error;
 mod metadata;
 mod model;
 mod names;
+mod nvfp4;
+mod one_file;
 mod set;
 mod spelling;
 mod tensors;

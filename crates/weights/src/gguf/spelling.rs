@@ -88,6 +88,8 @@ pub(super) fn trunk_name(name: &str, layers: usize, fused: bool) -> Option<Strin
     let part = match part {
         // As in published files, where fused experts are no modules with a `weight`.
         "ffn_down_exps.weight" if fused => "mlp.experts.down_proj",
+        // Some writers leave the `bias` out.
+        "ssm_dt" => "linear_attn.dt_bias",
         part => published(&LAYER, part)?,
     };
     Some(format!("{TRUNK}.layers.{layer}.{part}"))
