@@ -5,15 +5,14 @@
 //! keys. What can stay as it lies does, and [`Conventions`] says so; only the patch embedding and Llama's rows are put
 //! together as they are brought. A tensor that this file doesn't know keeps its own name, so that a loader refuses it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use turbospark_tensor::mutant::{Mutant, active};
 use turbospark_tensor::{DType, Shape};
 
-use super::nvfp4;
 use super::spelling::{TOWER, tower_name, trunk_name};
-use super::{GgufTensor, Metadata, Set};
-use crate::checkpoint::{Conventions, Entry, FileId, Foreign, Table, add};
+use super::{Metadata, Set, stored};
+use crate::checkpoint::{Conventions, Entry, Table, add};
 use crate::{Error, Made, Place, Result, WeightFile};
 
 /// An architecture of trunks, by `general.architecture`.
@@ -111,11 +110,20 @@ pub(crate) struct TrunkShape {
 /// Adds a trunk's tensors under the published names; its files begin at `first`.
 pub(crate) fn trunk(set: &Set, shape: TrunkShape, first: usize, files: &[WeightFile], table: &mut Table) -> Result<()> {
     let fused = set.tensors.iter().any(|(_, t)| t.name.ends_with("ffn_gate_up_exps.weight"));
-    for (tensor, mut entry) in entries(set, first) {
+    let apart = stored::layers_apart(set);
+    for stored in stored::all(set, first) {
+        let tensor = stored.tensor;
         if tensor.name == "rope_freqs.weight" {
             continue; // read with the configuration
         }
+        if let Some(experts) = stored.experts(&apart) {
+            for (name, entry) in experts {
+                add(table, files, trunk_name(&name, shape.layers, false).unwrap_or(name), entry)?;
+            }
+            continue;
+        }
         let name = trunk_name(&tensor.name, shape.layers, fused).unwrap_or_else(|| tensor.name.clone());
+        let mut entry = stored.entry();
         if let Entry::Place(place) = &mut entry {
             match *place.shape.dims() {
                 [channels, kernel] if name.ends_with("conv1d.weight") => {
@@ -154,7 +162,8 @@ pub(crate) fn tower(set: &Set, first: usize, files: &[WeightFile], table: &mut T
     let deepstack = deepstack_blocks(set);
     let mut frames: [Option<Place>; 2] = [None; 2];
     let mut apart = BTreeMap::<String, [Option<Place>; 3]>::new();
-    for (tensor, entry) in entries(set, first) {
+    for stored in stored::all(set, first) {
+        let (tensor, entry) = (stored.tensor, stored.entry());
         if let (Some((whole, part)), Entry::Place(place)) = (third(&tensor.name), &entry) {
             apart.entry(whole).or_default()[part] = Some(*place);
             continue;
@@ -218,44 +227,6 @@ fn joined(parts: [Option<Place>; 3]) -> Option<Entry> {
             wide.iter().zip(bytes.as_chunks_mut().0).for_each(|(v, o)| *o = v.to_le_bytes());
         }
     })))
-}
-
-/// All tensors with what they are; a scale of a whole weight goes with the weight, one of activations is for speed
-/// alone.
-fn entries(set: &Set, first: usize) -> impl Iterator<Item = (&GgufTensor, Entry)> {
-    let nvfp4 = |t: &GgufTensor| t.type_name == nvfp4::NAME;
-    let stems: HashMap<&str, Option<Place>> = (set.tensors.iter().filter(|(_, t)| nvfp4(t)))
-        .filter_map(|(_, t)| Some((t.name.strip_suffix(".weight")?, None)))
-        .collect();
-    let mut whole = stems;
-    for (file, tensor) in &set.tensors {
-        if let Some(slot) = tensor.name.strip_suffix(".scale").and_then(|stem| whole.get_mut(stem))
-            && let Entry::Place(place) = entry(FileId::nth(first + file), tensor)
-        {
-            *slot = Some(place);
-        }
-    }
-    set.tensors.iter().filter_map(move |(file, tensor)| {
-        let file = FileId::nth(first + file);
-        let of = |suffix| tensor.name.strip_suffix(suffix).filter(|stem| whole.contains_key(stem));
-        if of(".scale").is_some() || of(".input_scale").is_some() {
-            return None;
-        }
-        let blocks = of(".weight").and_then(|stem| nvfp4::scaled(file, tensor, whole[stem]));
-        Some((tensor, blocks.map_or_else(|| entry(file, tensor), Entry::Scaled)))
-    })
-}
-
-fn entry(file: FileId, tensor: &GgufTensor) -> Entry {
-    let sides: Option<Vec<usize>> = tensor.dims.iter().map(|&side| usize::try_from(side).ok()).collect();
-    let shape = sides.and_then(|sides| Shape::try_new(&sides).ok());
-    let (offset, length) = (tensor.offset, tensor.length);
-    match (tensor.dtype, shape) {
-        (Some(dtype), Some(shape)) => Entry::Place(Place { file, offset, length, dtype, shape }),
-        _ => {
-            Entry::Foreign(Foreign { file, offset, length, dtype: tensor.type_name.clone(), dims: tensor.dims.clone() })
-        }
-    }
 }
 
 /// `[out, c, h, w]` of each frame as `[out, c, 2, h, w]`.

@@ -23,24 +23,35 @@ pub(super) const BLOCK: (u64, u64) = (64, 36);
 
 const BYTES: usize = BLOCK.1 as usize;
 
-/// The weight in a tensor of such blocks; `whole` holds a scale for all of it, or for each matrix of a stack. `None` where
-/// the shapes are no weight's.
-pub(super) fn scaled(file: FileId, tensor: &GgufTensor, whole: Option<Place>) -> Option<Scaled> {
+/// Rows of the matrices in a tensor of such blocks, counted through; `whole` holds a scale for all matrices, or for each.
+/// `None` where the shapes are no weight's.
+pub(super) fn rows(
+    file: FileId,
+    tensor: &GgufTensor,
+    whole: Option<Place>,
+    first: usize,
+    rows: usize,
+) -> Option<Scaled> {
     let sides: Option<Vec<usize>> = tensor.dims.iter().map(|&side| usize::try_from(side).ok()).collect();
-    let sides = sides.filter(|sides| sides.len() >= 2 && !sides.contains(&0))?;
-    let (&inner, lead) = sides.split_last()?;
-    let rows: usize = lead.iter().product();
-    let matrices = rows / lead[lead.len() - 1];
-    if let Some(whole) = whole
-        && (whole.dtype != DType::F32 || ![1, matrices].contains(&whole.shape.elements()))
-    {
+    let sides = sides?;
+    let &[.., each, inner] = sides.as_slice() else { return None };
+    let matrices: usize = sides[..sides.len() - 2].iter().product();
+    if rows == 0 || inner == 0 {
         return None;
     }
-    let bytes = Shape::try_new(&[usize::try_from(tensor.length).ok()?]).ok()?;
-    let blocks = Place { file, offset: tensor.offset, length: tensor.length, dtype: DType::U8, shape: bytes };
-    let shape = Shape::try_new(&sides).ok()?;
-    let of_rows = |last: usize| Shape::new(&[lead, &[last]].concat());
-    let codes = Made::new("codes of blocks", vec![blocks], DType::U8, of_rows(inner / 2), |parts, out| {
+    let whole = match whole {
+        Some(all) if all.dtype != DType::F32 || ![1, matrices].contains(&all.shape.elements()) => return None,
+        // The one of the matrix.
+        Some(all) => {
+            let at = if all.shape.elements() == 1 { 0 } else { first / each };
+            Some(Place { offset: all.offset + 4 * at as u64, length: 4, shape: Shape::from([1]), ..all })
+        }
+        None => None,
+    };
+    let row = inner / BLOCK.0 as usize * BYTES;
+    let (offset, length) = (tensor.offset + (first * row) as u64, (rows * row) as u64);
+    let blocks = Place { file, offset, length, dtype: DType::U8, shape: Shape::from([rows, row]) };
+    let codes = Made::new("codes of blocks", vec![blocks], DType::U8, Shape::from([rows, inner / 2]), |parts, out| {
         for (block, out) in parts[0].chunks_exact(BYTES).zip(out.chunks_exact_mut(32)) {
             for (codes, out) in block[4..].chunks_exact(8).zip(out.chunks_exact_mut(8)) {
                 let (low, high) = out.split_at_mut(4);
@@ -52,7 +63,7 @@ pub(super) fn scaled(file: FileId, tensor: &GgufTensor, whole: Option<Place>) ->
             }
         }
     });
-    let grid = of_rows(inner / 16);
+    let grid = Shape::from([rows, inner / 16]);
     let scales = match whole {
         // Four bits of mantissa: bf16 holds them all.
         None => Made::new("scales of blocks", vec![blocks], DType::BF16, grid, |parts, out| {
@@ -60,17 +71,15 @@ pub(super) fn scaled(file: FileId, tensor: &GgufTensor, whole: Option<Place>) ->
                 o.copy_from_slice(&scale.to_bits().to_le_bytes()[2..]);
             }
         }),
-        Some(whole) => Made::new("with the scale of all", vec![blocks, whole], DType::F32, grid, move |parts, out| {
-            let all: Vec<f32> = parts[1].as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
-            let out = out.as_chunks_mut::<4>().0;
-            let each = out.len() / all.len();
-            for (i, (scale, o)) in scales(&parts[0]).zip(out).enumerate() {
-                o.copy_from_slice(&(scale * all[i / each]).to_le_bytes());
+        Some(whole) => Made::new("with the scale of all", vec![blocks, whole], DType::F32, grid, |parts, out| {
+            let whole = f32::from_le_bytes(*parts[1].first_chunk().expect("a scale of four bytes"));
+            for (scale, o) in scales(&parts[0]).zip(out.as_chunks_mut().0) {
+                *o = (scale * whole).to_le_bytes();
             }
         }),
     };
     let form = ScaledForm::new(Code::E2M1, 16, 1).expect("a form that there is");
-    let [codes, scales] = [codes, scales].map(Piece::Made);
+    let (shape, [codes, scales]) = (Shape::from([rows, inner]), [codes, scales].map(Piece::Made));
     Some(Scaled { shape, codes, scales, biases: None, order: None, form })
 }
 
@@ -94,34 +103,27 @@ fn scales(blocks: &[u8]) -> impl Iterator<Item = f32> {
 mod tests {
     use super::*;
 
-    /// The bits of the blocks' elements.
-    fn widened(blocks: &[u8], dims: &[u64], whole: Option<&[f32]>) -> Vec<f32> {
-        let tensor = GgufTensor {
-            name: "x.weight".into(),
-            dtype: None,
-            type_name: NAME.into(),
-            dims: dims.to_vec(),
-            offset: 0,
-            length: blocks.len() as u64,
-        };
-        let file = FileId::nth(0);
-        let scale = whole.map(|all| {
-            let (offset, length, shape) = (0, 4 * all.len() as u64, Shape::from([all.len()]));
-            Place { file, offset, length, dtype: DType::F32, shape }
-        });
-        let scaled = scaled(file, &tensor, scale).unwrap();
-        let whole: Vec<u8> = whole.unwrap_or_default().iter().flat_map(|v| v.to_le_bytes()).collect();
+    fn tensor(dims: &[u64], length: usize) -> GgufTensor {
+        let (name, type_name) = ("x.weight".into(), NAME.into());
+        GgufTensor { name, dtype: None, type_name, dims: dims.to_vec(), offset: 0, length: length as u64 }
+    }
+
+    fn scale(n: usize, dtype: DType) -> Option<Place> {
+        Some(Place { file: FileId::nth(0), offset: 0, length: 4 * n as u64, dtype, shape: Shape::from([n]) })
+    }
+
+    /// What rows stand for; `bytes` are those of the blocks, and then of the scale.
+    fn widened(scaled: &Scaled, bytes: &[Vec<u8>]) -> Vec<f32> {
         let fill = |piece: &Piece| match piece {
             Piece::Made(made) => {
                 let mut out = vec![0; made.length() as usize];
-                made.fill(&[blocks.to_vec(), whole.clone()], &mut out);
+                made.fill(bytes, &mut out);
                 out
             }
             Piece::Place(_) => unreachable!(),
         };
         let mut out = vec![0f32; scaled.shape.elements()];
-        let inner = *scaled.shape.dims().last().unwrap();
-        let dtype = scaled.scales.dtype();
+        let (inner, dtype) = (scaled.shape.dims()[1], scaled.scales.dtype());
         scaled.form.widen_matrix(&fill(&scaled.codes), &fill(&scaled.scales), None, dtype, inner, &mut out);
         out
     }
@@ -137,34 +139,28 @@ mod tests {
             ((z ^ z >> 31) >> 56) as u8
         };
         let blocks: Vec<u8> = (0..512 * BYTES).map(|_| random()).collect();
-        let out = widened(&blocks, &[128, 256], None);
+        let whole = tensor(&[128, 256], blocks.len());
+        let out = widened(&rows(FileId::nth(0), &whole, None, 0, 128).unwrap(), std::slice::from_ref(&blocks));
         let digest = out
             .iter()
             .flat_map(|x| x.to_le_bytes())
             .fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
         assert_eq!(digest, 0x4ac5_3abb_a24f_3707);
-        // Each matrix of a stack has a scale of its own.
-        let scaled = widened(&blocks, &[2, 64, 256], Some(&[0.5, 4.0]));
-        let half = out.len() / 2;
-        assert!(scaled.iter().zip(&out).enumerate().all(|(i, (s, o))| *s == o * if i < half { 0.5 } else { 4.0 }));
+        // The second of two matrices, with a scale of its own.
+        let stack = tensor(&[2, 64, 256], blocks.len());
+        let second = rows(FileId::nth(0), &stack, scale(2, DType::F32), 64, 64).unwrap();
+        let Piece::Made(made) = &second.scales else { unreachable!() };
+        assert_eq!((made.parts[0].offset, made.parts[1].offset), (blocks.len() as u64 / 2, 4));
+        let half = blocks[blocks.len() / 2..].to_vec();
+        let scaled = widened(&second, &[half, 4f32.to_le_bytes().to_vec()]);
+        assert!(scaled.iter().zip(&out[out.len() / 2..]).all(|(s, o)| *s == 4.0 * o));
     }
 
     #[test]
     fn a_scale_of_another_shape_is_none() {
-        let tensor = |dims: &[u64]| GgufTensor {
-            name: "x.weight".into(),
-            dtype: None,
-            type_name: NAME.into(),
-            dims: dims.to_vec(),
-            offset: 0,
-            length: 72,
-        };
-        let file = FileId::nth(0);
-        let place = |n: usize, dtype: DType| Some(Place { file, offset: 0, length: 0, dtype, shape: Shape::from([n]) });
-        assert!(scaled(file, &tensor(&[2, 64]), place(1, DType::F32)).is_some());
-        assert!(scaled(file, &tensor(&[2, 1, 64]), place(2, DType::F32)).is_some());
-        assert!(scaled(file, &tensor(&[2, 64]), place(2, DType::F32)).is_none());
-        assert!(scaled(file, &tensor(&[2, 64]), place(1, DType::F16)).is_none());
-        assert!(scaled(file, &tensor(&[128]), None).is_none());
+        let of = |dims: &[u64], n: usize, dtype: DType| rows(FileId::nth(0), &tensor(dims, 72), scale(n, dtype), 0, 1);
+        assert!(of(&[2, 64], 1, DType::F32).is_some() && of(&[2, 1, 64], 2, DType::F32).is_some());
+        assert!(of(&[2, 64], 2, DType::F32).is_none() && of(&[2, 64], 1, DType::F16).is_none());
+        assert!(rows(FileId::nth(0), &tensor(&[64], 36), None, 0, 1).is_none());
     }
 }
