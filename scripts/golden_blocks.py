@@ -50,14 +50,13 @@ def golden(path):
         elements, size = GGML_QUANT_SIZES[kind]
         random = np.random.default_rng(number)
         half = 8 if elements == 32 else 4
-        blocks = random.integers(0, 256, (2 * half, size), dtype=np.uint8)
-        # The first half has ordinary scales of either sign; the second half edges, with the second scale elsewhere.
+        blocks = random.integers(0, 256, (half, size), dtype=np.uint8)
+        # Edges, with the second scale elsewhere; the digests are of ordinary scales.
         for nth, column in enumerate([None] if columns is None else columns):
-            ordinary = random.normal(0, 0.01, half).astype(np.float16).view(np.uint16)
             edges = EDGES if half == 8 else EDGES[[1, 2, 4, 6]] if number % 2 else EDGES[[0, 3, 4, 5]]
-            set_scale(blocks, kind, column, np.concatenate([ordinary, np.roll(edges, nth)]))
+            set_scale(blocks, kind, column, np.roll(edges, nth))
         if kind is T.MXFP4:
-            blocks[half:, 0] = [0, 1, 2, 3, 127, 253, 254, 255]
+            blocks[:, 0] = [0, 1, 2, 3, 127, 253, 254, 255]
         tensors[f"{kind.name}.blocks"] = blocks
         tensors[f"{kind.name}.values"] = widen(blocks, kind)
     save_file(tensors, path, metadata={"made_by": "scripts/golden_blocks.py"})
@@ -76,7 +75,8 @@ def digests():
             out.append((z ^ z >> 31) >> 56)
         return np.frombuffer(bytes(out), dtype=np.uint8)
 
-    for kind, columns in SCALES.items():
+    # NVFP4 is read as codes with scales apart: its digest is in crates/weights/src/gguf/nvfp4.rs.
+    for kind, columns in {**SCALES, T.NVFP4: []}.items():
         size = GGML_QUANT_SIZES[kind][1]
         blocks = bytes_of(512 * size).reshape(512, size).copy()
         columns = [54] if columns is None else columns

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use turbospark::{LoadOptions, Model};
+use turbospark::{LoadOptions, Mmproj, Model};
 use turbospark_hub::{Bytes, Cache, Spec};
 
 use crate::console;
+use crate::outcome::Usage;
 
 /// The model at `path` or of this name, or the embedded one. One that doesn't fit into what is free says so.
 pub fn open(path: Option<&Path>, options: &LoadOptions) -> anyhow::Result<Model> {
@@ -25,7 +26,12 @@ pub fn open(path: Option<&Path>, options: &LoadOptions) -> anyhow::Result<Model>
 
 /// The same, for a look that runs nothing.
 pub fn open_quietly(path: Option<&Path>, options: &LoadOptions) -> anyhow::Result<Model> {
-    let Some(path) = path else { return embedded(options) };
+    let Some(path) = path else {
+        if options.mmproj != Mmproj::Beside {
+            return Err(Usage("--mmproj is for .gguf models; --model FILE.gguf names one".into()).into());
+        }
+        return embedded(options);
+    };
     let found = locate(path)?;
     // A pulled copy lies under its commit's hash: it is called as it was asked for.
     let name = (found != path).then(|| path.to_string_lossy().into_owned());
@@ -47,7 +53,7 @@ pub fn locate(given: &Path) -> anyhow::Result<PathBuf> {
     match Cache::from_env()?.find(&spec) {
         Ok(model) => Ok(model.path),
         Err(error @ turbospark_hub::Error::NotHere { .. }) => {
-            bail!("{error} fetches it (a file or folder of that name is not here either)")
+            bail!("{error} (a file or folder of that name is not here either)")
         }
         Err(error) => Err(error.into()),
     }
@@ -60,5 +66,5 @@ fn embedded(options: &LoadOptions) -> anyhow::Result<Model> {
 
 #[cfg(not(feature = "embedded-model"))]
 fn embedded(_: &LoadOptions) -> anyhow::Result<Model> {
-    Err(crate::outcome::Usage("this build has no embedded model: --model DIR is needed".into()).into())
+    Err(Usage("this build has no embedded model: --model DIR is needed".into()).into())
 }

@@ -137,7 +137,7 @@ pub enum Error {
         free: u64,
     },
     /// The model is not in the cache.
-    #[error("model {name:?} is not here{hint}; turbospark pull {name}")]
+    #[error("model {name:?} is not here{hint}; turbospark pull {name} fetches it")]
     NotHere {
         /// Its name.
         name: String,

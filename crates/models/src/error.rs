@@ -42,7 +42,10 @@ pub enum ModelError {
     #[error("{0}")]
     Batch(String),
     /// Images were given to a checkpoint without a vision tower.
-    #[error("this checkpoint has no vision tower: it reads text only")]
+    #[error(
+        "this model has no vision tower and reads text only; of a .gguf model the tower is its mmproj file, beside it or \
+         named with --mmproj"
+    )]
     NoVision,
 }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::{Value, json};
+use support::converter::As;
 use support::shapes::{dense, hybrid, mixture};
 use support::*;
 use turbospark_device::{Device, ReferenceDevice};
@@ -59,7 +60,7 @@ fn check(name: &str, got: &[f32], expected: &[f32], most: f32) {
 fn off(config: &Value, arch: &str, device: &dyn Device) -> f32 {
     let tensors = random_checkpoint(config, ExpertLayout::Split, false, 31);
     let folder = tempfile::tempdir().unwrap();
-    let (trunk, _) = support::converter::trunk(config, &tensors, arch, DType::F32);
+    let (trunk, _) = support::converter::trunk(config, &tensors, arch, As::Blocks(DType::F32));
     let path = folder.path().join("model-f32.gguf");
     std::fs::write(&path, trunk).unwrap();
     std::fs::write(folder.path().join("mmproj-f32.gguf"), support::converter::tower(config, &tensors)).unwrap();
@@ -72,7 +73,7 @@ fn text_off(model_type: &str, device: &dyn Device) -> f32 {
     let (config, tensors) = text_only(model_type);
     let folder = tempfile::tempdir().unwrap();
     let whole = json!({"text_config": config});
-    let (trunk, _) = support::converter::trunk(&whole, &tensors, model_type, DType::F32);
+    let (trunk, _) = support::converter::trunk(&whole, &tensors, model_type, As::Blocks(DType::F32));
     let path = folder.path().join("model-f32.gguf");
     std::fs::write(&path, trunk).unwrap();
     let got = logits(&open(&path, &Mmproj::Beside, device).unwrap(), device);
@@ -129,12 +130,53 @@ fn block_types_run_as_the_weights_that_they_stand_for() {
     let tensors = random_checkpoint(&config, ExpertLayout::Split, false, 31);
     for dtype in turbospark_tensor::quant::WRITTEN {
         let folder = tempfile::tempdir().unwrap();
-        let (trunk, meaning) = support::converter::trunk(&config, &tensors, "qwen3vl", dtype);
+        let (trunk, meaning) = support::converter::trunk(&config, &tensors, "qwen3vl", As::Blocks(dtype));
         let path = folder.path().join("model.gguf");
         std::fs::write(&path, trunk).unwrap();
         std::fs::write(folder.path().join("mmproj-model.gguf"), support::converter::tower(&config, &tensors)).unwrap();
         let got = logits(&open(&path, &Mmproj::Beside, device).unwrap(), device);
         check(&dtype.to_string(), &got, &logits(&published(&config, &meaning, device), device), 1e-5);
+    }
+}
+
+#[test]
+fn nvfp4_blocks_with_their_scales_run_as_the_weights_that_they_stand_for() {
+    let device = &ReferenceDevice;
+    let mut routed = mixture(64);
+    routed["text_config"]["mlp_only_layers"] = json!([]);
+    for (config, arch) in [(dense(), "qwen3vl"), (routed, "qwen3vlmoe")] {
+        let tensors = random_checkpoint(&config, ExpertLayout::Split, false, 31);
+        let folder = tempfile::tempdir().unwrap();
+        let (trunk, meaning) = support::converter::trunk(&config, &tensors, arch, As::Nvfp4);
+        let path = folder.path().join("model.gguf");
+        std::fs::write(&path, trunk).unwrap();
+        std::fs::write(folder.path().join("mmproj-model.gguf"), support::converter::tower(&config, &tensors)).unwrap();
+        let got = logits(&open(&path, &Mmproj::Beside, device).unwrap(), device);
+        check(arch, &got, &logits(&published(&config, &meaning, device), device), 1e-5);
+    }
+}
+
+#[test]
+fn trunk_and_tower_in_one_file_run_as_the_checkpoint_does() {
+    let device = &ReferenceDevice;
+    let mut routed = mixture(64);
+    routed["text_config"]["mlp_only_layers"] = json!([]);
+    for (config, arch) in [(dense(), "qwen3vl"), (routed, "qwen3vlmoe"), (hybrid(), "qwen35moe")] {
+        let mut tensors = random_checkpoint(&config, ExpertLayout::Split, false, 31);
+        for (_, tensor) in tensors.iter_mut().filter(|(name, _)| name.contains("attn.qkv")) {
+            let rounded: Vec<f32> = tensor.values().into_iter().map(|v| half::f16::from_f32(v).to_f32()).collect();
+            *tensor = RawTensor::f32(&tensor.dims.clone(), &rounded);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        // Such files are named by their checksums.
+        let path = folder.path().join("sha256-0123");
+        std::fs::write(&path, support::one_file::one_file(&config, &tensors, arch)).unwrap();
+        let expected = logits(&published(&config, &tensors, device), device);
+        check(arch, &logits(&open(&path, &Mmproj::Beside, device).unwrap(), device), &expected, 2e-5);
+        // Its owner names it twice.
+        let twice = open(&path, &Mmproj::At(path.clone()), device).unwrap();
+        check(arch, &logits(&twice, device), &expected, 2e-5);
+        assert!(open(&path, &Mmproj::Without, device).unwrap().vision.is_none());
     }
 }
 

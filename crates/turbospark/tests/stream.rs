@@ -171,6 +171,25 @@ fn memory_that_is_lent_on_the_processor_changes_no_bit() {
     check_lent(&(Arc::new(turbospark_device_cpu::CpuDevice::new(options).unwrap()) as Arc<dyn Device>));
 }
 
+/// Stacks of experts in blocks that are taken apart: each is read alone all the same.
+#[test]
+fn experts_of_nvfp4_blocks_are_read_one_by_one() {
+    let mut config = mixture(64);
+    config["text_config"]["mlp_only_layers"] = Value::Array(Vec::new());
+    let tensors = random_checkpoint(&config, ExpertLayout::Split, false, 53);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let (trunk, _) = support::converter::trunk(&config, &tensors, "qwen3vlmoe", support::converter::As::Nvfp4);
+    std::fs::write(&path, trunk).unwrap();
+    std::fs::write(folder.path().join("mmproj.gguf"), support::converter::tower(&config, &tensors)).unwrap();
+    let device: Arc<dyn Device> = Arc::new(ReferenceDevice);
+    let expected = logits(&open(&path, &device, &Residency::default()).unwrap(), &*device);
+    // An embedding that is taken apart can't be read by rows.
+    for residency in residencies(true).into_iter().filter(|residency| !residency.head) {
+        assert!(logits(&open(&path, &device, &residency).unwrap(), &*device) == expected, "{residency:?}");
+    }
+}
+
 /// Layers that add nothing: what the next router sees is what this one sees, so that every guess is right.
 #[test]
 #[cfg(feature = "device-cpu")]

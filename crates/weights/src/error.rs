@@ -25,6 +25,16 @@ pub enum Error {
         /// Where they were looked for.
         folder: String,
     },
+    /// A folder with weights in a form that this build doesn't read.
+    #[error("{folder}: {file} {what}")]
+    ForeignWeights {
+        /// Where it lies.
+        folder: String,
+        /// Name of the file.
+        file: String,
+        /// What it is, and what to do.
+        what: &'static str,
+    },
     /// Several weight files and no index that says what belongs together.
     #[error("{folder}: several weight files ({files}) and no model.safetensors.index.json; name one of them")]
     AmbiguousWeights {
@@ -270,6 +280,9 @@ pub enum HeaderError {
         /// Bytes after the header.
         data: u64,
     },
+    /// A file that is something else altogether.
+    #[error("{0}")]
+    Not(&'static str),
     /// Other first bytes than a GGUF file's.
     #[error("begins with \"{}\", not with \"GGUF\"; this is not a GGUF file", .0.escape_ascii())]
     NotGguf([u8; 4]),

@@ -58,6 +58,13 @@ impl WeightFile {
         self.length
     }
 
+    /// Its first bytes, eight at most.
+    pub(crate) fn beginning(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.length.min(8) as usize];
+        self.read_at(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
     /// Where it lies, unless it is in memory.
     pub fn path(&self) -> Option<&Path> {
         match &*self.store {

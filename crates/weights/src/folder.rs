@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::{
     Checkpoint, Error, Mapping, Result, WeightFile,
     error::shorten,
+    foreign,
     gguf::{self, GgufModel, Mmproj},
     index::{INDEX_NAME, MAX_INDEX_BYTES, ShardIndex},
     packed, readings,
@@ -118,6 +119,7 @@ impl Folder {
             let folder = Folder { origin: Origin::Disk(path.to_owned()), weights: None };
             let files = folder.names(|name| name.to_ascii_lowercase().ends_with(".gguf") && !name.starts_with('.'))?;
             if files.is_empty() || !folder.weight_names()?.is_empty() {
+                not_gguf(path, mmproj)?;
                 return Ok(folder);
             }
             return Self::open_gguf(&gguf::trunk_of(path, &files)?, path, mmproj);
@@ -127,6 +129,7 @@ impl Folder {
             let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
             return Self::open_gguf(path, folder, mmproj);
         }
+        not_gguf(path, mmproj)?;
         let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Error::NotAFile(path.to_owned()));
         };
@@ -183,7 +186,23 @@ impl Folder {
 
     /// The text of a file that the model can't do without.
     pub fn require(&self, sidecar: Sidecar) -> Result<Cow<'static, str>> {
-        self.text(sidecar)?.ok_or_else(|| self.missing(sidecar.file_name()))
+        match self.text(sidecar)? {
+            Some(text) => Ok(text),
+            None if self.weight_names()?.is_empty() => match self.without_weights()? {
+                Error::NoWeights { .. } => Err(self.missing(sidecar.file_name())),
+                foreign => Err(foreign),
+            },
+            None => Err(self.missing(sidecar.file_name())),
+        }
+    }
+
+    /// Why a folder without weights can't be read: what it has instead.
+    fn without_weights(&self) -> Result<Error> {
+        let (folder, names) = (self.describe(), self.names(|_| true)?);
+        Ok(match foreign::instead(&names) {
+            Some((file, what)) => Error::ForeignWeights { folder, file: shorten(file), what },
+            None => Error::NoWeights { folder },
+        })
     }
 
     /// Name and text of the chat templates in `additional_chat_templates`, in name order: a template a file, `NAME.jinja`.
@@ -241,7 +260,7 @@ impl Folder {
         match names.as_slice() {
             _ if has(SINGLE_NAME) => Checkpoint::from_files(vec![self.weight_file(SINGLE_NAME)?]),
             _ if has(INDEX_NAME) => self.sharded(INDEX_NAME),
-            [] => Err(Error::NoWeights { folder: self.describe() }),
+            [] => Err(self.without_weights()?),
             [only] => Checkpoint::from_files(vec![self.weight_file(only)?]),
             several => {
                 let some: Vec<_> = several.iter().take(4).map(|name| shorten(name)).collect();
@@ -263,9 +282,12 @@ impl Folder {
         Ok(checkpoint)
     }
 
-    /// The safetensors files and the index, in name order.
+    /// The safetensors files and the index, in name order. An adapter is no weights of a model.
     fn weight_names(&self) -> Result<Vec<String>> {
-        self.names(|name| name == INDEX_NAME || (name.ends_with(".safetensors") && !name.starts_with('.')))
+        self.names(|name| {
+            let hidden = name.starts_with('.') || name.starts_with("adapter_model") || name == "adapters.safetensors";
+            name == INDEX_NAME || (name.ends_with(".safetensors") && !hidden)
+        })
     }
 
     /// The files that are wanted, in name order.
@@ -355,5 +377,17 @@ impl Folder {
             Origin::Disk(path) | Origin::Gguf { folder: path, .. } => path.display().to_string(),
             Origin::Embedded(_) => "the embedded model".to_owned(),
         }
+    }
+}
+
+/// Refuses a vision tower for a model that has its own in the same folder.
+fn not_gguf(path: &Path, mmproj: &Mmproj) -> Result<()> {
+    match mmproj {
+        Mmproj::Beside => Ok(()),
+        Mmproj::At(_) | Mmproj::Without => Err(Error::Gguf {
+            file: path.display().to_string(),
+            problem: "--mmproj is for .gguf models; this one has its vision tower among its own weights, if it has one"
+                .to_owned(),
+        }),
     }
 }

@@ -12,7 +12,7 @@ use serde::{
     de::{Error as _, IntoDeserializer, MapAccess, Visitor, value},
 };
 
-use crate::{Error, HeaderError, Result, TensorError, WeightFile, error::shorten};
+use crate::{Error, HeaderError, Result, TensorError, WeightFile, error::shorten, foreign};
 
 /// The format's own limit on a header.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -40,6 +40,9 @@ pub(crate) fn read(file: &WeightFile) -> Result<Vec<Described>> {
     let mut length = [0; 8];
     file.read_at(0, &mut length)?;
     let header = u64::from_le_bytes(length);
+    if let Some(what) = foreign::by_first_bytes(&length) {
+        return Err(refuse(HeaderError::Not(what)));
+    }
     if header > MAX_HEADER_BYTES {
         return Err(refuse(HeaderError::TooLarge(header)));
     }

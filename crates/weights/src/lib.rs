@@ -28,6 +28,7 @@ mod direct;
 mod error;
 mod file;
 mod folder;
+mod foreign;
 pub mod gguf;
 mod guard;
 mod header;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use turbospark_testkit::Random;
-use turbospark_weights::{Checkpoint, Entry, gguf};
+use turbospark_weights::{Checkpoint, Entry, Folder, Sidecar, gguf};
 
 /// Bytes of a tensor that are asked for at most.
 const MOST: u64 = 1 << 20;
@@ -55,7 +55,30 @@ fn folder(data: &[u8]) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join(text_name), text).unwrap();
     std::fs::write(folder.path().join(weights_name), weights).unwrap();
-    let Ok(checkpoint) = Checkpoint::open(folder.path()) else { return };
+    if let Ok(checkpoint) = Checkpoint::open(folder.path()) {
+        read_all(&checkpoint);
+    }
+}
+
+/// The first four bytes say how long the trunk is; its tower, if it has one, is the rest.
+fn gguf_model(data: &[u8]) {
+    let Some((length, rest)) = data.split_first_chunk::<4>() else { return };
+    let (trunk, tower) = rest.split_at((u32::from_le_bytes(*length) as usize).min(rest.len()));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, trunk).unwrap();
+    if !tower.is_empty() {
+        std::fs::write(folder.path().join("mmproj.gguf"), tower).unwrap();
+    }
+    let Ok(folder) = Folder::open(&path) else { return };
+    assert!(Sidecar::ALL.into_iter().all(|sidecar| folder.text(sidecar).is_ok()));
+    if let Ok(checkpoint) = folder.checkpoint() {
+        read_all(&checkpoint);
+    }
+}
+
+/// Every tensor as floats: codes, scales and recipes are all read.
+fn read_all(checkpoint: &Checkpoint) {
     for (name, entry) in checkpoint.entries().filter(|(_, e)| e.length() <= MOST && e.elements() <= MOST) {
         let shape = match entry {
             Entry::Place(place) => place.shape,
@@ -139,4 +162,21 @@ fn gguf_files_near_the_corpus_are_read_or_refused() {
 #[test]
 fn folders_near_the_corpus_are_read_or_refused() {
     check("folder", folder);
+}
+
+#[test]
+fn gguf_models_near_the_corpus_are_read_or_refused() {
+    // Whole ones are among them: else the changes would be to files that are refused at once.
+    for file in corpus("gguf_model") {
+        let length = u32::from_le_bytes(*file.first_chunk().unwrap()) as usize;
+        let folder = tempfile::tempdir().unwrap();
+        let [trunk, tower] = ["model.gguf", "mmproj.gguf"].map(|name| folder.path().join(name));
+        std::fs::write(&trunk, &file[4..4 + length]).unwrap();
+        if file.len() > 4 + length {
+            std::fs::write(tower, &file[4 + length..]).unwrap();
+        }
+        let folder = Folder::open(&trunk).unwrap();
+        assert!(folder.checkpoint().unwrap().len() > 10 && folder.require(Sidecar::PreprocessorConfig).is_ok());
+    }
+    check("gguf_model", gguf_model);
 }

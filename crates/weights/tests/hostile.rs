@@ -190,7 +190,7 @@ fn an_index_and_its_shards_agree_both_ways() {
 #[test]
 fn a_folder_says_what_it_lacks() {
     let a = honest(&[("a", "F32", &[1], 4)]);
-    let dir = folder(&[("config.json", b"{}"), ("._model.safetensors", &a), ("pytorch_model.bin", b"")]);
+    let dir = folder(&[("config.json", b"{}"), ("._model.safetensors", &a), ("notes.txt", b"")]);
     assert_refused("no weights", Checkpoint::open(dir.path()), &["no model.safetensors"]);
     let dir = folder(&[("p.safetensors", &a), ("q.safetensors", &a)]);
     assert_refused("two", Checkpoint::open(dir.path()), &["p.safetensors, q.safetensors", "name one"]);

@@ -151,7 +151,11 @@ fn agreement(args: &PackArgs, options: &PackOptions, source: &Path, report: &Pac
     let load =
         LoadOptions { mmproj: options.mmproj.clone(), threads: args.threads, sequences: 1, ..LoadOptions::default() };
     let source = Model::open(source, &load)?;
-    let written = LoadOptions { mmproj: report.files.get(1).cloned().map_or(Mmproj::Without, Mmproj::At), ..load };
+    let mmproj = match args.format {
+        Format::Folder => Mmproj::Beside,
+        Format::Gguf => report.files.get(1).cloned().map_or(Mmproj::Without, Mmproj::At),
+    };
+    let written = LoadOptions { mmproj, ..load };
     Ok(check(&source, &Model::open(&report.model, &written)?)?)
 }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use turbospark_tensor::DType;
 use turbospark_tensor::quant::quantise;
+use turbospark_tensor::{DType, e4m3_to_f32};
 use turbospark_testkit::{GgufWriter, RawTensor};
 
 type Stored = BTreeMap<String, RawTensor>;
@@ -25,10 +25,30 @@ fn kind(dtype: DType) -> u32 {
     }
 }
 
+/// How a trunk is written.
+#[derive(Clone, Copy)]
+pub enum As {
+    /// Its matrices in a type.
+    Blocks(DType),
+    /// Matrices of rows of whole blocks in NVFP4 with a scale for each, the others in F32.
+    Nvfp4,
+    /// In F32, with the names and keys of files that have both halves of a model.
+    OneFile,
+}
+
+impl As {
+    fn dtype(self) -> DType {
+        match self {
+            As::Blocks(dtype) => dtype,
+            As::Nvfp4 | As::OneFile => DType::F32,
+        }
+    }
+}
+
 struct Trunk<'a> {
     arch: &'a str,
     text: &'a Value,
-    dtype: DType,
+    how: As,
     writer: GgufWriter,
     /// The weights as the file has them, under the published names.
     meaning: Stored,
@@ -64,7 +84,15 @@ impl Trunk<'_> {
     /// A matrix in the file's block type, where its rows are whole blocks.
     fn matrix(&mut self, name: &str, published: &str, dims: &[usize], x: &[f32]) {
         let row = *dims.last().unwrap();
-        let dtype = if row.is_multiple_of(self.dtype.block().elements) { self.dtype } else { DType::F32 };
+        if matches!(self.how, As::Nvfp4) && row.is_multiple_of(64) {
+            let back = self.nvfp4(name, dims, x, 1);
+            if let Some(t) = self.meaning.get_mut(published) {
+                *t = RawTensor::f32(&t.dims.clone(), &back);
+            }
+            return;
+        }
+        let all = self.how.dtype();
+        let dtype = if row.is_multiple_of(all.block().elements) { all } else { DType::F32 };
         let blocks = encode(x, dtype);
         let mut back = vec![0f32; x.len()];
         turbospark_tensor::widen_into(&blocks, dtype, &mut back);
@@ -72,6 +100,40 @@ impl Trunk<'_> {
             *t = RawTensor::f32(&t.dims.clone(), &back);
         }
         self.put(name, dims, x, dtype);
+    }
+
+    /// `count` matrices in NVFP4, each with a scale, and what they then stand for.
+    fn nvfp4(&mut self, name: &str, dims: &[usize], x: &[f32], count: usize) -> Vec<f32> {
+        const SIZES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        let wholes: Vec<f32> = (0..count).map(|m| 0.01 + 0.003 * m as f32).collect();
+        let (mut blocks, mut back) = (Vec::new(), Vec::new());
+        for (i, x) in x.chunks_exact(64).enumerate() {
+            let whole = wholes[i * 64 * count / (dims.iter().product::<usize>())];
+            let (mut scales, mut codes) = ([0u8; 4], [[0u8; 8]; 4]);
+            for (g, x) in x.chunks_exact(16).enumerate() {
+                let most = x.iter().fold(0f32, |m, v| m.max(v.abs())) / (6.0 * whole);
+                // The least scale that holds all of them.
+                scales[g] = (0..0x7e).find(|&b| e4m3_to_f32(b) >= most).unwrap_or(0x7e);
+                let scale = e4m3_to_f32(scales[g]) * whole;
+                for (i, v) in x.iter().enumerate() {
+                    let off = |k: usize| (SIZES[k] * scale - v.abs()).abs();
+                    let size = (0..8).min_by(|&a, &b| off(a).total_cmp(&off(b))).unwrap();
+                    let code = size as u8 | if *v < 0.0 { 8 } else { 0 };
+                    codes[g][i % 8] |= code << (i / 8 * 4);
+                    back.push(if *v < 0.0 { -SIZES[size] } else { SIZES[size] } * scale);
+                }
+            }
+            blocks.extend(scales);
+            blocks.extend(codes.as_flattened());
+        }
+        let sides: Vec<u64> = dims.iter().map(|&d| d as u64).collect();
+        let stem = name.trim_end_matches(".weight");
+        let whole: Vec<u8> = wholes.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let writer = std::mem::take(&mut self.writer);
+        let writer = writer.tensor(name, 40, &sides, &blocks);
+        let writer = writer.tensor(&format!("{stem}.scale"), 0, &[count as u64], &whole);
+        self.writer = writer.tensor(&format!("{stem}.input_scale"), 0, &[1], &[0; 4]);
+        back
     }
 }
 
@@ -88,10 +150,15 @@ fn encode(x: &[f32], dtype: DType) -> Vec<u8> {
 ///
 /// The order of value heads only matters to matrices that are left in F32: a test of block types takes equal numbers
 /// of key and value heads.
-pub fn trunk(config: &Value, tensors: &Stored, arch: &str, dtype: DType) -> (Vec<u8>, Stored) {
+pub fn trunk(config: &Value, tensors: &Stored, arch: &str, how: As) -> (Vec<u8>, Stored) {
+    let (writer, meaning) = written(config, tensors, arch, how);
+    (writer.bytes(), meaning)
+}
+
+pub(super) fn written(config: &Value, tensors: &Stored, arch: &str, how: As) -> (GgufWriter, Stored) {
     let text = &config["text_config"];
-    let writer = metadata(GgufWriter::new(), config, text, arch);
-    let mut t = Trunk { arch, text, dtype, writer, meaning: tensors.clone() };
+    let writer = metadata(GgufWriter::new(), config, text, arch, matches!(how, As::OneFile));
+    let mut t = Trunk { arch, text, how, writer, meaning: tensors.clone() };
     let qwen35 = arch.starts_with("qwen35");
     let layers = t.size("num_hidden_layers");
     for (name, tensor) in tensors.iter().filter(|(name, _)| !name.contains("visual") && !name.contains(".experts.")) {
@@ -156,7 +223,7 @@ pub fn trunk(config: &Value, tensors: &Stored, arch: &str, dtype: DType) -> (Vec
             experts(&mut t, tensors, i);
         }
     }
-    (t.writer.bytes(), t.meaning)
+    (t.writer, t.meaning)
 }
 
 fn delta(t: &mut Trunk<'_>, b: &str, part: &str, dims: &[usize], x: &[f32]) {
@@ -178,7 +245,10 @@ fn delta(t: &mut Trunk<'_>, b: &str, part: &str, dims: &[usize], x: &[f32]) {
             let rate: Vec<f32> = t.tiled(x, 1, 1).iter().map(|a| -a.exp()).collect();
             t.put(&format!("{b}.ssm_a"), dims, &rate, f32);
         }
-        "linear_attn.dt_bias" => t.put(&format!("{b}.ssm_dt.bias"), dims, &t.tiled(x, 1, 1), f32),
+        "linear_attn.dt_bias" => {
+            let name = if matches!(t.how, As::OneFile) { "ssm_dt" } else { "ssm_dt.bias" };
+            t.put(&format!("{b}.{name}"), dims, &t.tiled(x, 1, 1), f32);
+        }
         "linear_attn.norm.weight" => t.put(&format!("{b}.ssm_norm.weight"), dims, x, f32),
         "linear_attn.out_proj.weight" => {
             let rows = x.chunks_exact(row).flat_map(|line| t.tiled(line, 1, width)).collect::<Vec<_>>();
@@ -195,11 +265,19 @@ fn experts(t: &mut Trunk<'_>, tensors: &Stored, layer: usize) {
         let Some(first) = tensors.get(&name(0)) else { return };
         let all: Vec<f32> = (0..count).flat_map(|e| tensors[&name(e)].values()).collect();
         let dims = [&[count], first.dims.as_slice()].concat();
-        t.put(&format!("blk.{layer}.{to}.weight"), &dims, &all, DType::F32);
+        let to = format!("blk.{layer}.{to}.weight");
+        if !matches!(t.how, As::Nvfp4) || !dims[2].is_multiple_of(64) {
+            t.put(&to, &dims, &all, DType::F32);
+            continue;
+        }
+        let back = t.nvfp4(&to, &dims, &all, count);
+        for (e, back) in back.chunks_exact(all.len() / count).enumerate() {
+            t.meaning.insert(name(e), RawTensor::f32(&first.dims, back));
+        }
     }
 }
 
-fn metadata(w: GgufWriter, config: &Value, text: &Value, arch: &str) -> GgufWriter {
+fn metadata(w: GgufWriter, config: &Value, text: &Value, arch: &str, one_file: bool) -> GgufWriter {
     let n = |key: &str| text[key].as_u64().unwrap_or(0) as u32;
     let key = |k: &str| format!("{arch}.{k}");
     let rope = &text["rope_parameters"];
@@ -210,23 +288,35 @@ fn metadata(w: GgufWriter, config: &Value, text: &Value, arch: &str) -> GgufWrit
         .u32(&key("embedding_length"), n("hidden_size"))
         .u32(&key("feed_forward_length"), n("intermediate_size"))
         .u32(&key("attention.head_count"), n("num_attention_heads"))
-        .u32(&key("attention.head_count_kv"), n("num_key_value_heads"))
         .u32(&key("attention.key_length"), n("head_dim"))
         .u32(&key("attention.value_length"), n("head_dim"))
         .f32(&key("attention.layer_norm_rms_epsilon"), 1e-6)
         .f32(&key("rope.freq_base"), rope["rope_theta"].as_f64().unwrap() as f32);
+    let kinds = text["layer_types"].as_array();
+    w = match kinds {
+        // Layers without attention have none.
+        Some(kinds) if one_file => {
+            let heads = kinds.iter().map(|kind| u32::from(kind == "full_attention") * n("num_key_value_heads"));
+            let heads: Vec<u8> = heads.flat_map(u32::to_le_bytes).collect();
+            w.raw_array(&key("attention.head_count_kv"), 4, kinds.len() as u64, &heads)
+        }
+        _ => w.u32(&key("attention.head_count_kv"), n("num_key_value_heads")),
+    };
     if let Some(sections) = rope["mrope_section"].as_array() {
-        let sections: Vec<i32> = sections.iter().map(|s| s.as_i64().unwrap() as i32).chain([0]).collect();
-        w = w.i32s(&key("rope.dimension_sections"), &sections);
+        let sections: Vec<i32> = sections.iter().map(|s| s.as_i64().unwrap() as i32).collect();
+        w = match one_file {
+            true => w.i32s(&key("rope.mrope_section"), &sections),
+            false => w.i32s(&key("rope.dimension_sections"), &[&sections[..], &[0]].concat()),
+        };
     }
     if let Some(share) = rope["partial_rotary_factor"].as_f64() {
         w = w.u32(&key("rope.dimension_count"), (share * f64::from(n("head_dim"))) as u32);
     }
     if text["num_experts"].is_u64() {
-        w = w
-            .u32(&key("expert_count"), n("num_experts"))
-            .u32(&key("expert_used_count"), n("num_experts_per_tok"))
-            .u32(&key("expert_feed_forward_length"), n("moe_intermediate_size"));
+        w = w.u32(&key("expert_count"), n("num_experts")).u32(&key("expert_used_count"), n("num_experts_per_tok"));
+        if !one_file {
+            w = w.u32(&key("expert_feed_forward_length"), n("moe_intermediate_size"));
+        }
         if n("shared_expert_intermediate_size") > 0 {
             w = w.u32(&key("expert_shared_feed_forward_length"), n("shared_expert_intermediate_size"));
         }

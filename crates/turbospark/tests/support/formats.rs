@@ -95,7 +95,11 @@ pub fn formats() -> Vec<Format> {
         add(name, packers::compressed(bits, group, symmetric, dense, name.contains("order")), quant(config), false);
     }
     let other = |format: &str| json!({"quant_method": "compressed-tensors", "format": format});
+    let plain = json!({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {
+        "group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32, "symmetric": false}}}});
+    add("compressed 4-bit, zeros as bytes", packers::compressed_plain_zeros(32), quant(plain), false);
     add("compressed int8", packers::int8(), quant(other("int-quantized")), false);
+    add("compressed int8 with zeros", packers::int8_zeros(), quant(other("int-quantized")), false);
     add("compressed fp8 by row", packers::fp8([1, 0], "weight_scale"), quant(other("float-quantized")), false);
     add("compressed nvfp4", packers::nvfp4(), quant(other("nvfp4-pack-quantized")), false);
     add("compressed mxfp4", packers::compressed_floats("mxfp4"), quant(other("mxfp4-pack-quantized")), false);

@@ -3,6 +3,7 @@
 
 pub mod converter;
 pub mod formats;
+pub mod one_file;
 pub mod packers;
 pub mod shapes;
 pub mod written;

@@ -167,6 +167,30 @@ pub fn int8() -> Packer {
     })
 }
 
+/// Signed bytes with a scale and a zero point a row.
+pub fn int8_zeros() -> Packer {
+    Box::new(|stem, w, out, inner| {
+        let (mut codes, mut scales, mut zeros, mut meaning) = (vec![], vec![], vec![], vec![]);
+        for row in w.chunks_exact(inner) {
+            let (low, high) = row.iter().fold((0f32, 1e-9f32), |(l, h), &v| (l.min(v), h.max(v)));
+            let scale = (high - low) / 255.0;
+            let zero = (-128.0 - low / scale).round().clamp(-128.0, 127.0);
+            let row = row.iter().map(|v| (v / scale + zero).round().clamp(-128.0, 127.0));
+            let row: Vec<f32> = row.collect();
+            codes.extend(row.iter().map(|&q| q as i8 as u8));
+            meaning.extend(row.iter().map(|q| (q - zero) * scale));
+            scales.push(scale);
+            zeros.push(zero as i8 as u8);
+        }
+        let tensors = vec![
+            (format!("{stem}.weight"), RawTensor::new(Dtype::I8, &[out, inner], codes)),
+            (format!("{stem}.weight_scale"), RawTensor::f32(&[out, 1], &scales)),
+            (format!("{stem}.weight_zero_point"), RawTensor::new(Dtype::I8, &[out, 1], zeros)),
+        ];
+        Some(Packed { tensors, meaning })
+    })
+}
+
 /// Codes and zero points by group, `w = (q - z) s`, scales in f16; symmetric ones have the middle as zero point.
 struct Grouped {
     q: Vec<u8>,
@@ -393,6 +417,21 @@ pub fn compressed(bits: usize, group: usize, symmetric: bool, dense: bool, act_o
             tensors.push((format!("{stem}.weight_g_idx"), RawTensor::new(Dtype::I32, &[inner], order)));
         }
         Some(Packed { tensors, meaning: g.meaning })
+    })
+}
+
+/// Four bits whose zero points are signed bytes, as older versions have them.
+pub fn compressed_plain_zeros(group: usize) -> Packer {
+    let packer = compressed(4, group, false, true, false);
+    Box::new(move |stem, w, out, inner| {
+        let mut packed = packer(stem, w, out, inner)?;
+        let zeros = packed.tensors.iter_mut().find(|(name, _)| name.ends_with("zero_point"))?;
+        let groups = zeros.1.dims[1];
+        let words: Vec<u32> = zeros.1.bytes.as_chunks().0.iter().map(|&b| u32::from_le_bytes(b)).collect();
+        let zero = |o: usize, g: usize| (words[o / 8 * groups + g] >> (4 * (o % 8)) & 15) as u8;
+        let bytes = (0..out).flat_map(|o| (0..groups).map(move |g| (o, g))).map(|(o, g)| zero(o, g).wrapping_sub(8));
+        zeros.1 = RawTensor::new(Dtype::I8, &[out, groups], bytes.collect());
+        Some(packed)
     })
 }
 

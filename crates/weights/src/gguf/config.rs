@@ -31,6 +31,30 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// The sections of a file that has both halves of a model, which may have them under other names, or not at all:
+    /// then they are those of the published models.
+    fn other_sections(&self, head_dim: u64) -> Result<Option<Vec<u64>>> {
+        for key in ["rope.mrope_section", "mrope_sections"] {
+            if let Some(sections) = self.metadata.counts(&self.path(key))? {
+                return Ok(Some(sections));
+            }
+        }
+        let published = !Arch::of(self.metadata)?.is_qwen35() && head_dim == 128;
+        Ok(published.then(|| vec![24, 20, 20]))
+    }
+
+    /// Heads for keys and values. A list may have zeros for layers without attention.
+    fn kv_heads(&self) -> Result<Option<u64>> {
+        const KEY: &str = "attention.head_count_kv";
+        let path = self.path(KEY);
+        let attending: Vec<u64> =
+            self.metadata.counts(&path)?.unwrap_or_default().into_iter().filter(|&n| n > 0).collect();
+        match attending.split_first() {
+            Some((first, rest)) if rest.iter().all(|n| n == first) => Ok(Some(*first)),
+            _ => self.count(KEY),
+        }
+    }
+
     fn need(&self, key: &str) -> Result<u64> {
         self.count(key)?.ok_or_else(|| self.metadata.missing(&self.path(key)))
     }
@@ -61,12 +85,13 @@ pub(super) fn trunk_shape(set: &Set) -> Result<TrunkShape> {
     let layers =
         layers.ok_or_else(|| refuse(metadata, format!("{extra} of {blocks} blocks predict further tokens")))?;
     let heads = keys.size("attention.head_count")?;
-    let kv_heads = keys.count("attention.head_count_kv")?.map_or(heads, |n| n as usize);
+    let kv_heads = keys.kv_heads()?.map_or(heads, |n| n as usize);
     let delta_heads = match arch.is_qwen35() {
         true => Some([keys.size("ssm.group_count")?, keys.size("ssm.time_step_rank")?]),
         false => None,
     };
-    Ok(TrunkShape { arch, layers, heads, kv_heads, delta_heads })
+    let tiled = metadata.flag(&keys.path("ssm.v_head_reordered"))?.unwrap_or(true);
+    Ok(TrunkShape { arch, layers, heads, kv_heads, delta_heads, tiled })
 }
 
 /// The text of a `config.json` for a trunk and, if there is one, its tower. `rope_factors` is the content of the
@@ -151,7 +176,11 @@ fn text_config(set: &Set, shape: TrunkShape, rope_factors: Option<Vec<f32>>) -> 
     if arch.is_moe() {
         text["num_experts"] = json!(keys.need("expert_count")?);
         text["num_experts_per_tok"] = json!(keys.need("expert_used_count")?);
-        text["moe_intermediate_size"] = json!(keys.need("expert_feed_forward_length")?);
+        text["moe_intermediate_size"] = match keys.count("expert_feed_forward_length")? {
+            Some(width) => json!(width),
+            // Where a writer left it out, the experts show it.
+            None => json!(expert_width(set).ok_or_else(|| metadata.missing(&keys.path("expert_feed_forward_length")))?),
+        };
         if arch == Arch::Qwen35Moe {
             text["shared_expert_intermediate_size"] = json!(keys.need("expert_shared_feed_forward_length")?);
         }
@@ -161,6 +190,15 @@ fn text_config(set: &Set, shape: TrunkShape, rope_factors: Option<Vec<f32>>) -> 
         return Err(refuse(metadata, format!("{:?} with experts is not read", arch.name())));
     }
     Ok(text)
+}
+
+/// Outputs of an expert's gate.
+fn expert_width(set: &Set) -> Option<u64> {
+    let gate = set.tensors.iter().find(|(_, t)| t.name.ends_with(".ffn_gate_exps.weight"));
+    match gate?.1.dims[..] {
+        [_, width, _] => Some(width),
+        _ => None,
+    }
 }
 
 fn delta(keys: &Keys<'_>, shape: TrunkShape, text: &mut Value) -> Result<()> {
@@ -199,7 +237,10 @@ fn rope(keys: &Keys<'_>, arch: Arch, head_dim: u64, factors: Option<Vec<f32>>) -
     }
     if arch.may_see() {
         let path = keys.path("rope.dimension_sections");
-        let sections = keys.metadata.counts(&path)?.ok_or_else(|| keys.metadata.missing(&path))?;
+        let sections = match keys.metadata.counts(&path)? {
+            Some(sections) => sections,
+            None => keys.other_sections(head_dim)?.ok_or_else(|| keys.metadata.missing(&path))?,
+        };
         match *sections {
             [t, h, w] | [t, h, w, 0] => put("mrope_section", json!([t, h, w])),
             _ => return Err(refuse(keys.metadata, format!("{path} {sections:?} is not three sections"))),
@@ -279,7 +320,6 @@ fn vision_config(trunk: &Set, tower: &Set) -> Result<Value> {
             ),
         ));
     }
-    let frames = tower.tensors.iter().filter(|(_, t)| t.name.starts_with("v.patch_embd.weight")).count();
     Ok(json!({
         "depth": keys.need("block_count")?,
         "hidden_size": keys.need("embedding_length")?,
@@ -289,9 +329,15 @@ fn vision_config(trunk: &Set, tower: &Set) -> Result<Value> {
         "out_hidden_size": width,
         "patch_size": keys.need("patch_size")?,
         "spatial_merge_size": keys.count("spatial_merge_size")?.unwrap_or(2),
-        "temporal_patch_size": frames,
+        "temporal_patch_size": frames(tower)?,
         "deepstack_visual_indexes": deepstack,
     }))
+}
+
+/// Frames of a patch: two tensors of a converted tower, or what its key says.
+fn frames(tower: &Set) -> Result<u64> {
+    let stored = tower.tensors.iter().filter(|(_, t)| t.name.starts_with("v.patch_embd.weight")).count() as u64;
+    Ok(tower.metadata.count("clip.vision.temporal_patch_size")?.unwrap_or(stored))
 }
 
 /// The text of a `preprocessor_config.json` for a tower.
@@ -317,12 +363,13 @@ pub(super) fn preprocessor_json(trunk: &Set, tower: &Set) -> Result<String> {
     let most = keys.count("image_max_pixels")?.unwrap_or(most);
     let triple = |key: &str| -> Result<Vec<f64>> {
         let path = keys.path(key);
-        metadata.numbers(&path)?.ok_or_else(|| metadata.missing(&path))
+        // The family's own, where a writer had none.
+        Ok(metadata.numbers(&path)?.unwrap_or_else(|| vec![0.5; 3]))
     };
     Ok(json!({
         "image_processor_type": "Qwen2VLImageProcessorFast",
         "patch_size": patch,
-        "temporal_patch_size": tower.tensors.iter().filter(|(_, t)| t.name.starts_with("v.patch_embd.weight")).count(),
+        "temporal_patch_size": frames(tower)?,
         "merge_size": merge,
         "image_mean": triple("image_mean")?,
         "image_std": triple("image_std")?,

@@ -111,6 +111,7 @@ impl Metadata {
     /// An array of non-negative integers of any type, or one such integer.
     pub fn counts(&self, key: &str) -> Result<Option<Vec<u64>>> {
         self.typed(key, "an array of non-negative integers", |value| match value {
+            Value::Array(array) if array.is_empty() => Some(Vec::new()),
             Value::Array(array) => array.integers()?.into_iter().map(|v| u64::try_from(v).ok()).collect(),
             scalar => Some(vec![u64::try_from(scalar.integer()?).ok()?]),
         })

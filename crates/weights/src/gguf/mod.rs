@@ -14,8 +14,11 @@ mod error;
 mod metadata;
 mod model;
 mod names;
+mod nvfp4;
+mod one_file;
 mod set;
 mod spelling;
+mod stored;
 mod tensors;
 mod tokenizer;
 mod types;
@@ -33,7 +36,7 @@ pub use tokenizer::{TokenizerTexts, generation_config_json, tokenizer_config_jso
 pub use value::{Array, Value};
 pub use writer::{NewTensor, Writer};
 
-use crate::{Error, HeaderError, Result, WeightFile};
+use crate::{Error, HeaderError, Result, WeightFile, foreign};
 use cursor::Cursor;
 
 /// Metadata and the list of tensors together; several times those of the largest published vocabulary.
@@ -50,12 +53,7 @@ pub struct Gguf {
 
 /// Whether the file begins as a GGUF file does.
 pub fn is_gguf(file: &WeightFile) -> Result<bool> {
-    let mut magic = [0; 4];
-    if file.length() < 4 {
-        return Ok(false);
-    }
-    file.read_at(0, &mut magic)?;
-    Ok(magic == *b"GGUF")
+    Ok(file.beginning()?.starts_with(b"GGUF"))
 }
 
 /// Reads and checks all of `file` but the data of its tensors.
@@ -63,6 +61,9 @@ pub fn read(file: &WeightFile) -> Result<Gguf> {
     let refuse = |problem| Error::Header { file: file.name().to_owned(), problem };
     let mut cursor = Cursor::new(file, MAX_METADATA_BYTES);
     let magic: [u8; 4] = cursor.array(&"the header")?;
+    if let Some(what) = foreign::by_first_bytes(&file.beginning()?).filter(|_| magic != *b"GGUF") {
+        return Err(refuse(HeaderError::Not(what)));
+    }
     if magic != *b"GGUF" {
         return Err(refuse(HeaderError::NotGguf(magic)));
     }

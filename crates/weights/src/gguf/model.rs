@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use turbospark_tensor::DType;
 
-use super::{Metadata, Set, config, is_gguf, names, open, tokenizer};
+use super::{Metadata, Set, config, is_gguf, names, one_file, open, tokenizer};
 use crate::checkpoint::Table;
 use crate::{Checkpoint, Error, Result, WeightFile, error::shorten};
 
@@ -35,13 +35,15 @@ pub(crate) struct GgufModel {
 impl GgufModel {
     /// Reads the headers of a trunk and of its tower.
     pub(crate) fn open(path: &Path, mmproj: &Mmproj) -> Result<Self> {
-        let trunk = open(path)?;
+        let mut trunk = open(path)?;
+        let own = one_file::take_tower(&mut trunk)?;
         let shape = config::trunk_shape(&trunk)?;
-        let tower = match mmproj {
-            Mmproj::Without => None,
-            Mmproj::At(path) => Some(open_tower(path)?),
-            Mmproj::Beside if !shape.arch.may_see() => None,
-            Mmproj::Beside => beside(path, &trunk)?,
+        let tower = match (mmproj, own) {
+            (Mmproj::Without, _) => None,
+            (Mmproj::At(path), _) => Some(open_tower(path)?),
+            (Mmproj::Beside, Some(own)) => Some(own),
+            (Mmproj::Beside, None) if !shape.arch.may_see() => None,
+            (Mmproj::Beside, None) => beside(path, &trunk)?,
         };
         let factors = rope_factors(&trunk)?;
         let metadata = &trunk.metadata;
@@ -65,8 +67,11 @@ impl GgufModel {
     pub(crate) fn checkpoint(&self) -> Result<Checkpoint> {
         let shape = config::trunk_shape(&self.trunk)?;
         let mut files: Vec<WeightFile> = self.trunk.files.clone();
-        let first = files.len();
-        files.extend(self.tower.iter().flat_map(|tower| tower.files.iter().cloned()));
+        let towers = self.tower.iter().flat_map(|tower| tower.files.iter().cloned());
+        let own: Vec<WeightFile> = towers.collect();
+        // A tower without files of its own lies in the trunk's.
+        let first = if own.is_empty() { 0 } else { files.len() };
+        files.extend(own);
         let mut table = Table::new();
         names::trunk(&self.trunk, shape, 0, &files, &mut table)?;
         if let Some(tower) = &self.tower {
@@ -77,7 +82,11 @@ impl GgufModel {
 }
 
 fn open_tower(path: &Path) -> Result<Set> {
-    let set = open(path)?;
+    let mut set = open(path)?;
+    // A file that has both may be named for its tower alone.
+    if let Some(tower) = one_file::take_tower(&mut set)? {
+        return Ok(Set { files: set.files, ..tower });
+    }
     match set.metadata.text("general.architecture")? {
         Some("clip") => Ok(set),
         other => Err(Error::Gguf {

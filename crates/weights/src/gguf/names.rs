@@ -5,12 +5,14 @@
 //! keys. What can stay as it lies does, and [`Conventions`] says so; only the patch embedding and Llama's rows are put
 //! together as they are brought. A tensor that this file doesn't know keeps its own name, so that a loader refuses it.
 
+use std::collections::BTreeMap;
+
 use turbospark_tensor::mutant::{Mutant, active};
 use turbospark_tensor::{DType, Shape};
 
 use super::spelling::{TOWER, tower_name, trunk_name};
-use super::{GgufTensor, Metadata, Set};
-use crate::checkpoint::{Conventions, Entry, FileId, Foreign, Table, add};
+use super::{Metadata, Set, stored};
+use crate::checkpoint::{Conventions, Entry, Table, add};
 use crate::{Error, Made, Place, Result, WeightFile};
 
 /// An architecture of trunks, by `general.architecture`.
@@ -101,17 +103,27 @@ pub(crate) struct TrunkShape {
     pub kv_heads: usize,
     /// Key and value heads of DeltaNet.
     pub delta_heads: Option<[usize; 2]>,
+    /// Whether value heads were ordered anew; one writer has a key for it.
+    pub tiled: bool,
 }
 
 /// Adds a trunk's tensors under the published names; its files begin at `first`.
 pub(crate) fn trunk(set: &Set, shape: TrunkShape, first: usize, files: &[WeightFile], table: &mut Table) -> Result<()> {
     let fused = set.tensors.iter().any(|(_, t)| t.name.ends_with("ffn_gate_up_exps.weight"));
-    for (file, tensor) in &set.tensors {
+    let apart = stored::layers_apart(set);
+    for stored in stored::all(set, first) {
+        let tensor = stored.tensor;
         if tensor.name == "rope_freqs.weight" {
             continue; // read with the configuration
         }
+        if let Some(experts) = stored.experts(&apart) {
+            for (name, entry) in experts {
+                add(table, files, trunk_name(&name, shape.layers, false).unwrap_or(name), entry)?;
+            }
+            continue;
+        }
         let name = trunk_name(&tensor.name, shape.layers, fused).unwrap_or_else(|| tensor.name.clone());
-        let mut entry = entry(FileId::nth(first + file), tensor);
+        let mut entry = stored.entry();
         if let Entry::Place(place) = &mut entry {
             match *place.shape.dims() {
                 [channels, kernel] if name.ends_with("conv1d.weight") => {
@@ -141,7 +153,7 @@ pub(crate) fn conventions(shape: TrunkShape) -> Conventions {
     Conventions {
         norms_hold_one: qwen35,
         decay_is_negated_exp: qwen35,
-        value_heads_tiled: shape.delta_heads.is_some_and(|[key, value]| key != value),
+        value_heads_tiled: shape.tiled && shape.delta_heads.is_some_and(|[key, value]| key != value),
     }
 }
 
@@ -149,8 +161,13 @@ pub(crate) fn conventions(shape: TrunkShape) -> Conventions {
 pub(crate) fn tower(set: &Set, first: usize, files: &[WeightFile], table: &mut Table) -> Result<()> {
     let deepstack = deepstack_blocks(set);
     let mut frames: [Option<Place>; 2] = [None; 2];
-    for (file, tensor) in &set.tensors {
-        let entry = entry(FileId::nth(first + file), tensor);
+    let mut apart = BTreeMap::<String, [Option<Place>; 3]>::new();
+    for stored in stored::all(set, first) {
+        let (tensor, entry) = (stored.tensor, stored.entry());
+        if let (Some((whole, part)), Entry::Place(place)) = (third(&tensor.name), &entry) {
+            apart.entry(whole).or_default()[part] = Some(*place);
+            continue;
+        }
         let frame = ["v.patch_embd.weight", "v.patch_embd.weight.1"].iter().position(|name| *name == tensor.name);
         if let (Some(frame), Entry::Place(place)) = (frame, &entry) {
             frames[frame] = Some(*place);
@@ -158,6 +175,13 @@ pub(crate) fn tower(set: &Set, first: usize, files: &[WeightFile], table: &mut T
         }
         let name = tower_name(&tensor.name, &deepstack).unwrap_or_else(|| tensor.name.clone());
         add(table, files, name, entry)?;
+    }
+    for (name, parts) in apart {
+        let entry = joined(parts).ok_or_else(|| Error::Gguf {
+            file: set.metadata.file().to_owned(),
+            problem: format!("queries, keys and values of {name:?} are not three tensors of one shape"),
+        })?;
+        add(table, files, tower_name(&name, &deepstack).unwrap_or(name), entry)?;
     }
     if let Some(entry) = interleaved(frames) {
         add(table, files, format!("{TOWER}.patch_embed.proj.weight"), entry)?;
@@ -174,16 +198,35 @@ pub(crate) fn deepstack_blocks(set: &Set) -> Vec<usize> {
     blocks
 }
 
-fn entry(file: FileId, tensor: &GgufTensor) -> Entry {
-    let sides: Option<Vec<usize>> = tensor.dims.iter().map(|&side| usize::try_from(side).ok()).collect();
-    let shape = sides.and_then(|sides| Shape::try_new(&sides).ok());
-    let (offset, length) = (tensor.offset, tensor.length);
-    match (tensor.dtype, shape) {
-        (Some(dtype), Some(shape)) => Entry::Place(Place { file, offset, length, dtype, shape }),
-        _ => {
-            Entry::Foreign(Foreign { file, offset, length, dtype: tensor.type_name.clone(), dims: tensor.dims.clone() })
-        }
+/// Which tensor of a block a part of it is, and whether it is the queries, the keys or the values.
+fn third(name: &str) -> Option<(String, usize)> {
+    let (module, kind) = name.rsplit_once('.')?;
+    let (block, part) = module.strip_prefix("v.blk.")?.split_once('.')?;
+    let part = ["attn_q", "attn_k", "attn_v"].iter().position(|name| *name == part)?;
+    Some((format!("v.blk.{block}.attn_qkv.{kind}"), part))
+}
+
+/// The rows of three tensors, one after the other; as F32 where they are stored in different types.
+fn joined(parts: [Option<Place>; 3]) -> Option<Entry> {
+    let [Some(q), Some(k), Some(v)] = parts else { return None };
+    let (&rows, row) = q.shape.dims().split_first()?;
+    let all = vec![q, k, v];
+    let weights = all.iter().all(|p| p.shape == q.shape && p.dtype.is_weight());
+    let shape = Shape::try_new(&[&[rows.checked_mul(3)?], row].concat()).ok().filter(|_| weights)?;
+    if all.iter().all(|p| p.dtype == q.dtype) {
+        return Some(Entry::Made(Made::new("rows joined", all, q.dtype, shape, |parts, bytes| {
+            bytes.copy_from_slice(&parts.concat());
+        })));
     }
+    let dtypes = [q.dtype, k.dtype, v.dtype];
+    Some(Entry::Made(Made::new("rows joined", all, DType::F32, shape, move |parts, bytes| {
+        let third = bytes.len() / 3;
+        for ((part, dtype), bytes) in parts.iter().zip(dtypes).zip(bytes.chunks_exact_mut(third.max(1))) {
+            let mut wide = vec![0f32; third / 4];
+            turbospark_tensor::widen_into(part, dtype, &mut wide);
+            wide.iter().zip(bytes.as_chunks_mut().0).for_each(|(v, o)| *o = v.to_le_bytes());
+        }
+    })))
 }
 
 /// `[out, c, h, w]` of each frame as `[out, c, 2, h, w]`.

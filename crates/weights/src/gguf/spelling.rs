@@ -88,9 +88,27 @@ pub(super) fn trunk_name(name: &str, layers: usize, fused: bool) -> Option<Strin
     let part = match part {
         // As in published files, where fused experts are no modules with a `weight`.
         "ffn_down_exps.weight" if fused => "mlp.experts.down_proj",
+        part if expert(part).is_some() => {
+            let (part, number) = expert(part)?;
+            return Some(format!("{TRUNK}.layers.{layer}.mlp.experts.{number}.{part}.weight"));
+        }
+        // Some writers leave the `bias` out.
+        "ssm_dt" => "linear_attn.dt_bias",
         part => published(&LAYER, part)?,
     };
     Some(format!("{TRUNK}.layers.{layer}.{part}"))
+}
+
+/// The published part and the number of an expert that was taken from a stack, as in `ffn_up_exps.3.weight`.
+fn expert(part: &str) -> Option<(&'static str, usize)> {
+    let (stack, number) = part.strip_suffix(".weight")?.split_once("_exps.")?;
+    let part = match stack {
+        "ffn_gate" => "gate_proj",
+        "ffn_up" => "up_proj",
+        "ffn_down" => "down_proj",
+        _ => return None,
+    };
+    Some((part, number.parse().ok()?))
 }
 
 /// The published name of a tower's tensor; `deepstack` are the blocks that a deepstack merger follows.

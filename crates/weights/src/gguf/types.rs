@@ -2,6 +2,8 @@
 
 use turbospark_tensor::DType;
 
+use super::nvfp4;
+
 /// An element type by its number in a file.
 pub(super) struct GgmlType {
     pub(super) name: String,
@@ -23,7 +25,7 @@ impl GgmlType {
             15 => ("Q8_K", Some((256, 292))),
             25 => ("I16", Some((1, 2))),
             28 => ("F64", Some((1, 8))),
-            40 => ("NVFP4", Some((64, 36))),
+            40 => (nvfp4::NAME, Some(nvfp4::BLOCK)),
             41 => ("Q1_0", Some((128, 18))),
             // Types that old files have and that no program reads any more.
             4 => ("Q4_2", None),

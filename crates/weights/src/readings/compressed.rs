@@ -32,18 +32,47 @@ pub(super) fn read(raw: &mut Raw<'_>, quant: &Object) -> Result<()> {
     for stem in raw.stems(".weight_scale") {
         let (weight, scale) = (format!("{stem}.weight"), format!("{stem}.weight_scale"));
         let zero = format!("{stem}.weight_zero_point");
-        if let Some(place) = raw.take_if_any(&zero)?
-            && raw.read(&place)?.iter().any(|&b| b != 0)
-        {
-            return Err(bad(&zero, "whole bytes with zero points are not read".into()));
-        }
+        let zeros = match raw.take_if_any(&zero)? {
+            Some(place) if raw.read(&place)?.iter().any(|&b| b != 0) => Some(place),
+            _ => None,
+        };
         let codes = raw.take(&weight)?;
         let scales = raw.take(&scale)?;
+        if let Some(zeros) = zeros {
+            raw.put(weight, asymmetric(&zero, codes, scales, zeros)?)?;
+            continue;
+        }
         let sides = block_sides(quant);
         let scaled = fp8::scaled(&weight, codes, &scale, scales, sides)?;
         raw.put(weight, scaled)?;
     }
     Ok(())
+}
+
+/// Whole bytes with a zero point a row or one for all, as unsigned ones: `w = (code + 128) scale - (zero + 128) scale`.
+fn asymmetric(name: &str, codes: Place, scales: Place, zeros: Place) -> Result<Scaled> {
+    let [out, inner] = matrix(name, &codes)?;
+    let fits = |place: &Place| [1, out].contains(&place.shape.elements());
+    let bytes = codes.dtype == DType::I8 && zeros.dtype == DType::I8;
+    if !bytes || !FLOATS.contains(&scales.dtype) || !fits(&scales) || !fits(&zeros) || !inner.is_multiple_of(4) {
+        let [c, s, z] = [&codes, &scales, &zeros].map(|p| format!("{} {}", p.dtype, p.shape));
+        return Err(bad(name, format!("{z} with codes {c} and scales {s}: read are I8 with a scale and a zero a row")));
+    }
+    let form = form(name, Code::Unsigned(8), inner.next_multiple_of(16), 1)?;
+    let codes = Made::new("unsigned", vec![codes], DType::U32, Shape::from([out, inner / 4]), |parts, bytes| {
+        bytes.iter_mut().zip(&parts[0]).for_each(|(to, from)| *to = from ^ 0x80);
+    });
+    let (dtype, column) = (scales.dtype, Shape::from([out, 1]));
+    let each = move |parts: &[Vec<u8>]| floats(&parts[0], dtype).into_iter().cycle().take(out);
+    let wide = Made::new("widened", vec![scales], DType::F32, column, move |parts, bytes| {
+        write_floats(bytes, each(parts));
+    });
+    let biases = Made::new("biases of zeros", vec![scales, zeros], DType::F32, column, move |parts, bytes| {
+        let zeros = parts[1].iter().map(|&z| f32::from(z as i8) + 128.0).cycle();
+        write_floats(bytes, each(parts).zip(zeros).map(|(s, z)| -z * s));
+    });
+    let [codes, scales, biases] = [codes, wide, biases].map(Piece::Made);
+    Ok(Scaled { shape: Shape::from([out, inner]), codes, scales, biases: Some(biases), order: None, form })
 }
 
 /// What some group of the configuration has.
@@ -144,14 +173,23 @@ fn packed(raw: &mut Raw<'_>, stem: &str, codes: Place, known: &Known) -> Result<
     }
     let zeros = raw.take_if_any(&part("weight_zero_point"))?;
     let bits = packing.bits;
-    if let Some(zeros) = &zeros {
-        expect(&part("weight_zero_point"), zeros, &[DType::I32], &[packing.words(out), groups])?;
+    // Older versions left zero points as they are: signed, one a group.
+    let plain = zeros.as_ref().is_some_and(|zeros| zeros.dtype == DType::I8);
+    match &zeros {
+        Some(zeros) if plain && zeros.shape.dims() != [out, groups] => {
+            let found = format!("I8 {}, expected [{out}, {groups}]", zeros.shape);
+            return Err(bad(&part("weight_zero_point"), found));
+        }
+        Some(zeros) if !plain => {
+            expect(&part("weight_zero_point"), zeros, &[DType::I32], &[packing.words(out), groups])?;
+        }
+        _ => {}
     }
     let stored_order = raw.take_if_any(&part("weight_g_idx"))?;
     let group = known.sizes.iter().copied().find(|&size| inner.div_ceil(size) == groups);
     let group = group.unwrap_or_else(|| inner.div_ceil(groups));
     let order = order::read(raw, &part("weight_g_idx"), stored_order, inner, groups, group)?;
-    let combine = Combine { packing, out, groups, scale_rows, dtype: scales.dtype };
+    let combine = Combine { packing, out, groups, scale_rows, dtype: scales.dtype, plain };
     let parts: Vec<Place> = [Some(scales), zeros].into_iter().flatten().collect();
     let shape = Shape::from([out, inner]);
     if !order.even || !inner.is_multiple_of(32) {
@@ -214,18 +252,23 @@ struct Combine {
     groups: usize,
     scale_rows: usize,
     dtype: DType,
+    /// Zero points are signed bytes.
+    plain: bool,
 }
 
 impl Combine {
     /// Both as `[out, groups]` from the bytes of scales and, if there are any, of zero points.
     fn read(self, parts: &[Vec<u8>]) -> (Vec<f32>, Vec<f32>) {
-        let Combine { packing, out, groups, scale_rows, dtype } = self;
+        let Combine { packing, out, groups, scale_rows, dtype, plain } = self;
         let mut scales = floats(&parts[0], dtype);
         if scale_rows == 1 && out > 1 {
             scales = vec![scales[0]; out * groups];
         }
-        let mut zeros = vec![(1u32 << (packing.bits - 1)) as f32; out * groups];
-        if let Some(bytes) = parts.get(1) {
+        let middle = (1u32 << (packing.bits - 1)) as f32;
+        let mut zeros = vec![middle; out * groups];
+        if let Some(bytes) = parts.get(1).filter(|_| plain) {
+            zeros.iter_mut().zip(bytes).for_each(|(z, &b)| *z += f32::from(b as i8));
+        } else if let Some(bytes) = parts.get(1) {
             let all = words(bytes); // [words of out, groups]
             for g in 0..groups {
                 let column: Vec<u8> = all.iter().skip(g).step_by(groups).flat_map(|w| w.to_le_bytes()).collect();

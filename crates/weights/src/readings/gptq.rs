@@ -32,6 +32,9 @@ pub(super) fn read(raw: &mut Raw<'_>, quant: &Object) -> Result<()> {
             crate::error::shorten(format)
         )));
     }
+    if quant.get("is_marlin_format").and_then(Value::as_bool) == Some(true) {
+        return Err(Error::Quantisation("GPTQ in Marlin's layout is not read; take the model in a plain one".into()));
+    }
     let known = Known::of(quant)?;
     let symmetric = quant.get("sym").and_then(Value::as_bool) == Some(true);
     for stem in raw.stems(".qweight") {

@@ -61,7 +61,7 @@ pub(crate) fn read(
         Some("auto-round" | "intel/auto-round") => auto_round(&mut raw, quant)?,
         Some(other) => {
             return Err(Error::Quantisation(format!(
-                "quant_method {:?} is not read; this build reads fp8, awq, gptq, auto-round, compressed-tensors, modelopt, MLX folders and GGUF",
+                "quant_method {:?} is not read; this build reads fp8, awq, gptq, auto-round, compressed-tensors, modelopt, MLX folders and GGUF: take the model in one of these, or unquantised",
                 shorten(other)
             )));
         }
