@@ -16,6 +16,7 @@ use turbospark_device::{DeviceError, Op, Recorded, View};
 use crate::linear;
 use crate::plan::{Plan, word};
 
+pub(crate) use norm::is_wide_norm;
 pub(crate) use trial::{HEADS, attention_works};
 pub(crate) use work::work;
 
@@ -52,7 +53,10 @@ pub(crate) fn plan_some(plan: &mut Plan<'_>, ops: &[Recorded<'_>]) -> Option<(us
     if let Some(done) = heads::heads(plan, ops) {
         return Some((heads::OPS, done));
     }
-    if let Some(planned) = linear::several(plan, ops) {
+    if let Some(planned) = linear::normed(plan, ops) {
+        return Some(planned);
+    }
+    if let Some(planned) = linear::several(plan, None, ops) {
         return Some(planned);
     }
     match ops {
