@@ -34,7 +34,7 @@ pub(crate) use halves::Kept;
 pub(crate) use layer::{row_lanes, row_threads};
 pub(crate) use matrix::matrix_bytes;
 pub(crate) use several::several;
-pub(crate) use shared::Shared;
+pub(crate) use shared::{COUNTERS, Shared};
 pub(crate) use trial::matrices_work;
 
 /// Submits what is planned so far, so that the host may look at it.

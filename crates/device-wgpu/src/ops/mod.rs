@@ -3,6 +3,7 @@
 mod attention;
 mod conv;
 mod data;
+mod decode;
 mod delta;
 mod heads;
 mod norm;
@@ -50,6 +51,9 @@ pub(crate) fn plan(plan: &mut Plan<'_>, op: &Op<'_>) -> Done {
 
 /// Puts as many of the first ops into the plan at once as one kernel does: how many, or `None`, and nothing was planned.
 pub(crate) fn plan_some(plan: &mut Plan<'_>, ops: &[Recorded<'_>]) -> Option<(usize, Done)> {
+    if let Some(done) = decode::ready(plan, ops) {
+        return Some((decode::OPS, done));
+    }
     if let Some(done) = heads::heads(plan, ops) {
         return Some((heads::OPS, done));
     }
