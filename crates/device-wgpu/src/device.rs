@@ -67,6 +67,8 @@ pub(crate) struct Gpu {
     pub matrix_side: Option<u32>,
     /// Whether plain arithmetic stands for them.
     pub emulated: bool,
+    /// Whether workgroups of a run may read what others of it wrote, once a counter tells that these have ended.
+    pub coherent: bool,
     /// Whether attention runs on them too, and then whether its arrays in workgroup memory are of vectors.
     pub matrix_attention: Option<bool>,
     pub read_back: Mutex<Option<wgpu::Buffer>>,
@@ -87,6 +89,7 @@ static DEVICES: AtomicUsize = AtomicUsize::new(0);
 /// What kernels use where an adapter has it.
 const WANTED: wgpu::Features = wgpu::Features::SHADER_F16
     .union(wgpu::Features::SUBGROUP)
+    .union(wgpu::Features::MEMORY_DECORATION_COHERENT)
     .union(wgpu::Features::PIPELINE_CACHE)
     .union(wgpu::Features::TIMESTAMP_QUERY)
     .union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
@@ -185,6 +188,9 @@ impl WgpuDevice {
             backend: info.backend,
             matrix_side,
             emulated: emulated.is_some(),
+            // A barrier that reaches over the whole device is Vulkan's alone, as shaders are translated.
+            coherent: features.contains(wgpu::Features::MEMORY_DECORATION_COHERENT)
+                && info.backend == wgpu::Backend::Vulkan,
             // Metal's units read scalars only.
             matrix_attention: matrix_side.map(|_| info.backend != wgpu::Backend::Metal),
             read_back: Mutex::new(None),

@@ -31,6 +31,8 @@ pub(crate) enum Form {
     Vec4,
     /// `array<vec4<f16>>`.
     Half4,
+    /// `array<f32>` that other workgroups of the run read after it was written.
+    Coherent,
     /// `array<u32>`.
     U32,
     /// `array<vec4<u32>>`.
@@ -85,7 +87,7 @@ pub(crate) fn compose(source: &Source, key: &Key) -> String {
     for (i, &(name, form, written)) in key.bindings.iter().enumerate() {
         let access = if written || form == Form::Atomic { "read_write" } else { "read" };
         let element = match form {
-            Form::F32 => "f32",
+            Form::F32 | Form::Coherent => "f32",
             Form::Vec4 => "vec4<f32>",
             Form::Half4 => "vec4<f16>",
             Form::UVec4 => "vec4<u32>",
@@ -93,7 +95,8 @@ pub(crate) fn compose(source: &Source, key: &Key) -> String {
             Form::Atomic => "atomic<u32>",
             Form::U32 | Form::Bytes | Form::Stored(_) => "u32",
         };
-        let _ = writeln!(text, "@group(0) @binding({i}) var<storage, {access}> {name}: array<{element}>;");
+        let coherent = if form == Form::Coherent { "@coherent " } else { "" };
+        let _ = writeln!(text, "@group(0) @binding({i}) {coherent}var<storage, {access}> {name}: array<{element}>;");
         if matches!(form, Form::Bytes | Form::Stored(_)) {
             text += &BYTES.replace("NAME", name);
         }

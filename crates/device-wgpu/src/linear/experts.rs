@@ -115,6 +115,7 @@ impl Weights {
             activation: None,
             residual: None,
             out,
+            norm: None,
         };
         layer(sides.hidden, sides.width, x, &self.gate, Some(&self.up), inner.clone()).routed(plan, slots, tile)?;
         let y = Rows::temp(space.y.clone(), sides.hidden)?;

@@ -35,6 +35,7 @@ pub(crate) fn gather(plan: &mut Plan<'_>, op: &Gather<'_>) -> Done {
             bias: false,
             residual: false,
             activation: 0,
+            norm: None,
         };
         let count = rows * n.div_ceil(8);
         let words = [

@@ -6,6 +6,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use super::format::{EIGHT, Format};
 use super::matrix::Units;
+use super::normed::Kind;
 use crate::kernel::Source;
 use crate::template::expand;
 
@@ -55,6 +56,8 @@ pub(super) struct Variant {
     pub bias: bool,
     pub residual: bool,
     pub activation: u32,
+    /// The norm that decode rows begin with.
+    pub norm: Option<Kind>,
 }
 
 macro_rules! text {
@@ -103,6 +106,7 @@ impl Variant {
             ("RESIDUAL", self.residual.into()),
             ("PARTS", parts),
             ("MANY", (parts > 1).into()),
+            ("NORMED", self.norm.is_some().into()),
         ];
         let each = 1 + u32::from(gated);
         let (constants, kernel) = match self.shape {
@@ -110,8 +114,12 @@ impl Variant {
                 names.extend([("ROWS", outputs), ("BATCH", batch), ("SUBGROUPS", u32::from(subgroup > 0))]);
                 let count = batch * each * if subgroup > 0 { outputs } else { 1 };
                 let parts = count * threads.checked_div(subgroup).unwrap_or(threads + 16);
-                let numbers =
+                let mut numbers =
                     vec![("ROWS", outputs), ("BATCH", batch), ("THREADS", threads), ("COUNT", count), ("PARTS", parts)];
+                if let Some(norm) = self.norm {
+                    let groups = threads.checked_div(subgroup).unwrap_or(1);
+                    numbers.extend([("WG", threads), ("ONE_PLUS", norm.one_plus.into()), ("SUMS", batch * groups)]);
+                }
                 (numbers, text!("rows"))
             }
             Shape::Columns { batch } => {
@@ -169,6 +177,10 @@ impl Variant {
             text += include_str!("../shaders/activation.wgsl");
             text += text!("params");
             text += &expand(text!("finish"), &names);
+            if self.norm.is_some() {
+                text += include_str!("../shaders/sum.wgsl");
+                text += &expand(include_str!("../shaders/row_squares.wgsl"), &names);
+            }
             if !matches!(self.shape, Shape::Matrix(_)) {
                 text += &expand(text!("vectors"), &names);
             }

@@ -7,6 +7,7 @@ use super::Rows;
 use super::halves::{Halves, Kept};
 use super::kernel::{Routed, Shape, Variant};
 use super::matrix::Units;
+use super::normed::Normed;
 use super::weight::{A, B, Weight};
 use crate::kernel::Form;
 use crate::ops::Done;
@@ -26,6 +27,8 @@ pub(super) struct Layer<'a> {
     pub activation: Option<Activation>,
     pub residual: Option<Rows>,
     pub out: Rows,
+    /// What decode rows begin with: `x` is its result, which is not read but written.
+    pub norm: Option<Normed>,
 }
 
 /// The slots (a row and one of its experts each) that a layer of experts computes.
@@ -129,7 +132,8 @@ impl Layer<'_> {
             // Rows are slots, and x has a row for `top` of them.
             Some(slots) => Some(Halves::new(plan, &self.x, self.k, rows / slots.top as usize)?),
         };
-        let (step, x) = halves.as_ref().map_or((self.x.row, self.x.at.at), |h| (h.row, 0));
+        let rows_of = self.norm.as_ref().map_or(&self.x, |norm| &norm.x);
+        let (step, x) = halves.as_ref().map_or((rows_of.row, rows_of.at.at), |h| (h.row, 0));
         let out = self.out.at.at;
         let activation = match self.activation {
             None => 0,
@@ -152,12 +156,14 @@ impl Layer<'_> {
             bias: self.bias.is_some(),
             residual: self.residual.is_some(),
             activation,
+            norm: self.norm.as_ref().map(|norm| norm.kind),
         };
         let bias = self.bias.as_ref().map(|b| plan.stored(b).map(|at| (at, b.dtype()))).transpose()?;
         let from = word(first)?;
         let of = |r: &Rows| r.at.at + from * r.row;
         let (residual, residual_row) = self.residual.as_ref().map_or((0, 0), |r| (of(r), r.row));
         let b = self.b.as_ref().unwrap_or(&self.a);
+        let norm = self.norm.as_ref().map_or(Ok([0; 4]), Normed::words)?;
         let words = [
             word(rows)?,
             word(self.k)?,
@@ -187,13 +193,20 @@ impl Layer<'_> {
             self.a.scales_step,
             b.step,
             b.scales_step,
+            norm[0],
+            norm[1],
+            norm[2],
+            norm[3],
         ];
         let tables = plan.gpu.linear.grids(plan.gpu)?;
         let mut run = plan.kernel(variant.source());
         run = match &halves {
             Some(h) => run.read("x", Form::Half4, &h.rows).read("unscale", Form::F32, &h.unscale),
-            None => run.read("x", if wide_x { Form::Vec4 } else { Form::F32 }, &self.x.at.window),
+            None => run.read("x", if wide_x { Form::Vec4 } else { Form::F32 }, &rows_of.at.window),
         };
+        if let Some(norm) = &self.norm {
+            run = norm.bind(run);
+        }
         if matrix {
             run = run.with_matrices();
         }
@@ -222,11 +235,7 @@ impl Layer<'_> {
 /// Threads depend on the inner side alone, since they order sums; outputs of a workgroup on how many workgroups that
 /// leaves.
 pub(super) fn row_shape(plan: &Plan<'_>, [k, n]: [usize; 2], gated: bool, batch: u32, times: u32) -> Shape {
-    let threads = match k {
-        0..=2048 => 64,
-        2049..=8192 => 128,
-        _ => 256,
-    };
+    let threads = row_threads(k);
     let most = match batch * if gated { 2 } else { 1 } {
         0..=4 => 4,
         _ => 2,
@@ -234,9 +243,22 @@ pub(super) fn row_shape(plan: &Plan<'_>, [k, n]: [usize; 2], gated: bool, batch:
     // As many workgroups as keep a large GPU's memory busy.
     let enough = 512 / times.min(512);
     let outputs = [4, 2, 1].into_iter().find(|&o| o <= most && n as u32 / o >= enough).unwrap_or(1);
+    Shape::Rows { outputs, batch, threads, subgroup: row_lanes(plan, threads) }
+}
+
+/// Threads that share out a row of `k` elements.
+pub(crate) fn row_threads(k: usize) -> u32 {
+    match k {
+        0..=2048 => 64,
+        2049..=8192 => 128,
+        _ => 256,
+    }
+}
+
+/// Lanes of a subgroup where so many threads add up through subgroups; else zero.
+pub(crate) fn row_lanes(plan: &Plan<'_>, threads: u32) -> u32 {
     let (fewest, widest) = plan.gpu.subgroups;
-    let subgroup = if fewest == widest && fewest > 1 && threads >= fewest { fewest } else { 0 };
-    Shape::Rows { outputs, batch, threads, subgroup }
+    if fewest == widest && fewest > 1 && threads >= fewest { fewest } else { 0 }
 }
 
 /// Rows of a tile of experts' slots, for so many slots an expert.

@@ -2,12 +2,13 @@
 //!
 //! Each reads its own weight, so that nothing is saved but launches, which take as long as a small weight's read.
 
-use turbospark_device::op::{LinearWeight, Matmul, WeightLayout};
-use turbospark_device::{Op, Recorded};
+use turbospark_device::op::{LinearWeight, Matmul, RmsNorm, WeightLayout};
+use turbospark_device::{Op, Recorded, View};
 
 use super::Rows;
 use super::kernel::{Routed, Shape, Variant};
 use super::layer::row_shape;
+use super::normed::{self, Normed};
 use super::weight::{A, MORE, Weight};
 use crate::kernel::Form;
 use crate::ops::{Done, apart, same};
@@ -19,8 +20,9 @@ const MOST: usize = 4;
 /// Buffers that it binds: the weights, rows, outputs, the list of parts, and grids of formats.
 const BUFFERS: u32 = MOST as u32 + 4;
 
-/// Plans the layers at the head of `ops` as one: how many; `None` where fewer than two fit together.
-pub(crate) fn several(plan: &mut Plan<'_>, ops: &[Recorded<'_>]) -> Option<(usize, Done)> {
+/// Plans the layers at the head of `ops` as one, with the norm before them where there is one: how many; `None` where fewer
+/// than two fit together.
+pub(crate) fn several(plan: &mut Plan<'_>, norm: Option<&RmsNorm<'_>>, ops: &[Recorded<'_>]) -> Option<(usize, Done)> {
     let plain = ops.iter().take(MOST).map_while(|r| match &r.op {
         Op::Matmul(op) if is_plain(plan, op) => Some(op),
         _ => None,
@@ -37,8 +39,16 @@ pub(crate) fn several(plan: &mut Plan<'_>, ops: &[Recorded<'_>]) -> Option<(usiz
         }
         layers.push(op);
     }
-    let room = plan.gpu.limits.max_storage_buffers_per_shader_stage >= BUFFERS;
-    (layers.len() > 1 && room).then(|| one(plan, &layers)).flatten().map(|done| (layers.len(), done))
+    let buffers = BUFFERS + norm.map_or(0, |_| normed::BUFFERS);
+    if layers.len() < 2 || plan.gpu.limits.max_storage_buffers_per_shader_stage < buffers {
+        return None;
+    }
+    let outs: Vec<&View<'_>> = layers.iter().map(|l| &l.out).collect();
+    let norm = match norm {
+        Some(norm) => Some(Normed::of(plan, norm, &layers[0].x, &outs)?),
+        None => None,
+    };
+    one(plan, norm.as_ref(), &layers).map(|done| (layers.len(), done))
 }
 
 /// Whether a layer is of decode rows and a whole weight without scales apart, with nothing after it.
@@ -50,17 +60,20 @@ fn is_plain(plan: &Plan<'_>, op: &Matmul<'_>) -> bool {
 }
 
 /// `None` where outputs lie in different windows.
-fn one(plan: &mut Plan<'_>, layers: &[&Matmul<'_>]) -> Option<Done> {
+fn one(plan: &mut Plan<'_>, norm: Option<&Normed>, layers: &[&Matmul<'_>]) -> Option<Done> {
     let outs: Vec<Rows> = layers.iter().map(|l| Rows::of(plan, &l.out)).collect::<Result<_, _>>().ok()?;
     let window = &outs[0].at.window;
-    outs.iter().all(|o| o.at.window.is(window)).then(|| run(plan, layers, &outs))
+    outs.iter().all(|o| o.at.window.is(window)).then(|| run(plan, norm, layers, &outs))
 }
 
-fn run(plan: &mut Plan<'_>, layers: &[&Matmul<'_>], outs: &[Rows]) -> Done {
+fn run(plan: &mut Plan<'_>, norm: Option<&Normed>, layers: &[&Matmul<'_>], outs: &[Rows]) -> Done {
     let (rows, k) = (layers[0].x.dim(0), layers[0].x.dim(1));
     let all = layers.iter().map(|l| Weight::of(plan, &l.weight, WeightLayout::OutIn, k));
     let weights: Vec<Weight> = all.collect::<Result<_, _>>()?;
-    let x = Rows::of(plan, &layers[0].x)?;
+    let x = match norm {
+        Some(norm) => norm.x.clone(),
+        None => Rows::of(plan, &layers[0].x)?,
+    };
     let total = layers.iter().map(|l| l.out.dim(1)).sum();
     let shape = row_shape(plan, [k, total], false, (rows as u32).next_power_of_two().min(16), 1);
     let Shape::Rows { outputs, batch, .. } = shape else { unreachable!("decode rows") };
@@ -86,14 +99,19 @@ fn run(plan: &mut Plan<'_>, layers: &[&Matmul<'_>], outs: &[Rows]) -> Done {
         bias: false,
         residual: false,
         activation: 0,
+        norm: norm.map(|norm| norm.kind),
     };
     // The kernel's parameters, of which it takes these: rows, inner side, x, and where the list of parts begins.
-    let mut words = [0; 28];
+    let mut words = [0; 32];
     (words[0], words[1], words[3], words[4]) = (word(rows)?, word(k)?, x.at.at, x.row);
     (words[22], words[23]) = (plan.table(parts), 1);
+    words[28..].copy_from_slice(&norm.map_or(Ok([0; 4]), Normed::words)?);
     let (tables, grids) = (plan.tables(), plan.gpu.linear.grids(plan.gpu)?);
     let mut run = plan.kernel(variant.source());
     run = run.read("x", if wide_x { Form::Vec4 } else { Form::F32 }, &x.at.window);
+    if let Some(norm) = norm {
+        run = norm.bind(run);
+    }
     for (weight, names) in weights.iter().zip([A].into_iter().chain(MORE)) {
         run = weight.bind(run, names);
     }

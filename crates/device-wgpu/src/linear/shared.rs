@@ -14,6 +14,7 @@ use crate::plan::{Place, Window, refused};
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     grids: OnceLock<(u64, wgpu::Buffer)>,
+    counters: OnceLock<(u64, wgpu::Buffer)>,
     hard_half: OnceLock<bool>,
     space: Mutex<Option<Space>>,
     /// One and the number of the choice among tiles that is taken whatever a layer's size, to check each; 0 for none.
@@ -36,7 +37,23 @@ impl Space {
     }
 }
 
+/// Counters of workgroups that have ended.
+pub(crate) const COUNTERS: usize = 1 << 14;
+
 impl Shared {
+    /// Counters by which the workgroup is known that ends last: zeros, and zeros again after each run.
+    pub fn counters(&self, gpu: &Gpu) -> Result<Window, DeviceError> {
+        let (id, buffer) = match self.counters.get() {
+            Some(known) => known,
+            // The API hands buffers out with zeros in them.
+            None => {
+                let buffer = gpu.allocate("counters", 4 * COUNTERS)?;
+                self.counters.get_or_init(|| (next_id(), buffer))
+            }
+        };
+        Ok(Window { place: Place::Buffer(*id, buffer.clone()), offset: 0, size: buffer.size() })
+    }
+
     /// The grids that some formats look values up in.
     pub fn grids(&self, gpu: &Gpu) -> Result<Window, DeviceError> {
         let (id, buffer) = match self.grids.get() {

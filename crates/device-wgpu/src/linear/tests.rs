@@ -9,6 +9,7 @@ use turbospark_tensor::{Code, DType, ScaledForm};
 use super::format::Format;
 use super::kernel::{Routed, Shape, Variant};
 use super::matrix::Units;
+use super::normed::Kind;
 use crate::kernel::{Form, Key, Matrices, compose};
 use crate::plan::Plan;
 
@@ -40,6 +41,9 @@ fn text(variant: Variant) -> String {
             bindings.push((names[1], Form::U32, false));
             bindings.extend(biased.then_some((names[2], Form::U32, false)));
         }
+    }
+    if let Some(norm) = variant.norm {
+        bindings.extend([("norm_weight", Form::Stored(norm.weight), false), ("normed", Form::Vec4, true)]);
     }
     bindings.push(("grid", Form::U32, false));
     if let Shape::Gather { .. } = variant.shape {
@@ -112,6 +116,7 @@ fn every_kernel_is_valid_in_every_language() {
         bias: false,
         residual: false,
         activation: 0,
+        norm: None,
     };
     for format in formats() {
         for align in [1, 16] {
@@ -153,6 +158,8 @@ fn every_kernel_is_valid_in_every_language() {
                     bias: !flag,
                     residual: !flag,
                     activation: i as u32 + 1,
+                    norm: (flag && matches!(shape, Shape::Rows { .. }) && routed == Routed::No)
+                        .then_some(Kind { weight: DType::BF16, one_plus: true }),
                     ..plain
                 };
                 let languages = match shape {

@@ -4,13 +4,13 @@
 //! is a few microseconds of work behind a launch that takes longer than that.
 
 use turbospark_device::op::{RmsNorm, Rope, StoreKv};
-use turbospark_device::{Op, Recorded, View};
+use turbospark_device::{DeviceError, Op, Recorded, View};
 use turbospark_tensor::DType;
 
 use super::norm::{is_norm_rope, threads};
 use super::{Done, apart, same, strides};
 use crate::kernel::{Form, Source};
-use crate::plan::{Plan, word};
+use crate::plan::{Plan, Run, Window, word};
 
 const HEADS: Source = Source {
     name: "heads",
@@ -24,8 +24,23 @@ const BUFFERS: u32 = 10;
 /// Ops that it replaces.
 pub(super) const OPS: usize = 5;
 
+/// The five ops: the norms of queries and keys, the turn of queries, and where keys and values go.
+#[derive(Clone, Copy)]
+pub(super) struct Heads<'a> {
+    pub q: RmsNorm<'a>,
+    turn: Rope<'a>,
+    pub k: RmsNorm<'a>,
+    pub store: StoreKv<'a>,
+}
+
 /// Plans the five ops at the head of `ops` as one; `None` where they are others, or the cache has another form.
 pub(super) fn heads(plan: &mut Plan<'_>, ops: &[Recorded<'_>]) -> Option<Done> {
+    let h = matched(plan, ops)?;
+    Some(one(plan, &h.q, &h.turn, &h.k, &h.store))
+}
+
+/// The five ops at the head of `ops`, if a kernel may do them together.
+pub(super) fn matched<'a>(plan: &Plan<'_>, ops: &[Recorded<'a>]) -> Option<Heads<'a>> {
     let [a, b, c, d, e, ..] = ops else { return None };
     let (Op::RmsNorm(q), Op::Rope(q_turn), Op::RmsNorm(k), Op::Rope(k_turn), Op::StoreKv(store)) =
         (&a.op, &b.op, &c.op, &d.op, &e.op)
@@ -52,17 +67,71 @@ pub(super) fn heads(plan: &mut Plan<'_>, ops: &[Recorded<'_>]) -> Option<Done> {
         && whole(&store.k_cache)
         && whole(&store.v_cache)
         && apart(&[&q.x, &k.x, &store.v]);
-    fits.then(|| one(plan, q, q_turn, k, store))
+    fits.then_some(Heads { q: *q, turn: *q_turn, k: *k, store: *store })
+}
+
+/// What the kernel of attention is told of heads that it makes ready, and binds for it.
+pub(super) struct Places {
+    pub words: [u32; 15],
+    weights: [(DType, Window); 2],
+    others: [Window; 5],
+    one_plus: bool,
+    format: u32,
+}
+
+impl Heads<'_> {
+    pub fn places(&self, plan: &Plan<'_>) -> Result<Places, DeviceError> {
+        let Heads { q, turn, k, store } = self;
+        let (key, value) = (plan.view(&k.x)?, plan.view(&store.v)?);
+        let ([key_row, key_head], [value_row, value_head]) = (strides(&k.x)?, strides(&store.v)?);
+        let (q_weight, k_weight) = (plan.stored(&q.weight)?, plan.stored(&k.weight)?);
+        let (cos, sin, slots) = (plan.view(&turn.cos)?, plan.view(&turn.sin)?, plan.view(&store.slots)?);
+        let (eps, half) = ([q.eps, k.eps].map(f32::to_bits), word(turn.cos.dim(1))?);
+        let capacity = word(store.k_cache.dim(0))?;
+        let heads = [key.at, key_row, key_head, value.at, value_row, value_head];
+        let turned = [q_weight.at, k_weight.at, eps[0], eps[1], half, cos.at, sin.at, slots.at, capacity];
+        let mut words = [0; 15];
+        words[..6].copy_from_slice(&heads);
+        words[6..].copy_from_slice(&turned);
+        Ok(Places {
+            words,
+            weights: [(q.weight.dtype(), q_weight.window), (k.weight.dtype(), k_weight.window)],
+            others: [key.window, value.window, cos.window, sin.window, slots.window],
+            one_plus: q.one_plus,
+            format: format(store),
+        })
+    }
+}
+
+impl Places {
+    pub fn bind<'p, 'd>(&self, run: Run<'p, 'd>, n: usize) -> Run<'p, 'd> {
+        let [key, value, cos, sin, slots] = &self.others;
+        let [(q_type, q_weight), (k_type, k_weight)] = &self.weights;
+        run.set("HEAD_WG", threads(n))
+            .set("ONE_PLUS", self.one_plus.into())
+            .set("FORMAT", self.format)
+            .write("key", Form::F32, key)
+            .read("value", Form::F32, value)
+            .read("q_weight", Form::Stored(*q_type), q_weight)
+            .read("k_weight", Form::Stored(*k_type), k_weight)
+            .read("cos_t", Form::F32, cos)
+            .read("sin_t", Form::F32, sin)
+            .read("slots", Form::I32, slots)
+    }
+}
+
+/// How the cache stores elements.
+fn format(store: &StoreKv<'_>) -> u32 {
+    match store.k_cache.dtype() {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        _ => 2,
+    }
 }
 
 fn one(plan: &mut Plan<'_>, q: &RmsNorm<'_>, turn: &Rope<'_>, k: &RmsNorm<'_>, store: &StoreKv<'_>) -> Done {
     let (rows, n, heads, kv_heads) = (q.x.dim(0), q.x.dim(2), q.x.dim(1), k.x.dim(1));
     let groups = rows * (heads + 2 * kv_heads);
-    let format = match store.k_cache.dtype() {
-        DType::F32 => 0,
-        DType::F16 => 1,
-        _ => 2,
-    };
     let mut words = vec![word(groups)?, word(heads)?, word(kv_heads)?, q.eps.to_bits(), k.eps.to_bits()];
     let views = [q.x, k.x, store.v];
     let mut places = Vec::new();
@@ -81,7 +150,7 @@ fn one(plan: &mut Plan<'_>, q: &RmsNorm<'_>, turn: &Rope<'_>, k: &RmsNorm<'_>, s
         .set("WG", threads(n))
         .set("N", word(n)?)
         .set("ONE_PLUS", q.one_plus.into())
-        .set("FORMAT", format)
+        .set("FORMAT", format(store))
         .write("q", Form::F32, &places[0])
         .write("k", Form::F32, &places[1])
         .read("v", Form::F32, &places[2])

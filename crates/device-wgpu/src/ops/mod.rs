@@ -3,6 +3,7 @@
 mod attention;
 mod conv;
 mod data;
+mod decode;
 mod delta;
 mod heads;
 mod norm;
@@ -16,6 +17,7 @@ use turbospark_device::{DeviceError, Op, Recorded, View};
 use crate::linear;
 use crate::plan::{Plan, word};
 
+pub(crate) use norm::is_wide_norm;
 pub(crate) use trial::{HEADS, attention_works};
 pub(crate) use work::work;
 
@@ -49,10 +51,16 @@ pub(crate) fn plan(plan: &mut Plan<'_>, op: &Op<'_>) -> Done {
 
 /// Puts as many of the first ops into the plan at once as one kernel does: how many, or `None`, and nothing was planned.
 pub(crate) fn plan_some(plan: &mut Plan<'_>, ops: &[Recorded<'_>]) -> Option<(usize, Done)> {
+    if let Some(done) = decode::ready(plan, ops) {
+        return Some((decode::OPS, done));
+    }
     if let Some(done) = heads::heads(plan, ops) {
         return Some((heads::OPS, done));
     }
-    if let Some(planned) = linear::several(plan, ops) {
+    if let Some(planned) = linear::normed(plan, ops) {
+        return Some(planned);
+    }
+    if let Some(planned) = linear::several(plan, None, ops) {
         return Some(planned);
     }
     match ops {

@@ -1,18 +1,20 @@
 //! Norms: a workgroup a row.
 
+use turbospark_device::View;
 use turbospark_device::op::{LayerNorm, RmsNorm, Rope};
 
 use super::{Done, same, strides};
 use crate::kernel::{Form, Source};
+use crate::linear::{row_lanes, row_threads};
 use crate::plan::{Plan, refused, word};
 
 const RMS_NORM: Source = Source {
     name: "rms_norm",
     text: include_str!("../shaders/rms_norm.wgsl"),
-    includes: &[include_str!("../shaders/sum.wgsl")],
+    includes: &[include_str!("../shaders/sum.wgsl"), include_str!("../shaders/row_squares.wgsl")],
 };
 
-/// Vectors of a row that a thread of the wide kernel holds at most.
+/// Eights of a row that a thread of the wide kernel holds at most.
 const HELD: u32 = 8;
 
 const LAYER_NORM: Source = Source {
@@ -43,17 +45,19 @@ pub(super) fn rms_norm(plan: &mut Plan<'_>, op: &RmsNorm<'_>) -> Done {
     let gate =
         op.gate.as_ref().map(|g| Ok::<_, turbospark_device::DeviceError>((plan.view(g)?, strides(g)?))).transpose()?;
     let (x_by, out_by) = (strides(&op.x)?, strides(&op.out)?);
-    let each = word(n.div_ceil(4))?.div_ceil(threads(n));
-    let places = [x.at, out.at, word(n)?].into_iter().chain(x_by).chain(out_by);
-    // Heads are normed in the order that the kernel for all of attention's heads has.
-    if heads == 1 && gate.is_none() && n > 0 && each <= HELD && { places }.all(|at| at.is_multiple_of(4)) {
+    if is_wide_norm(plan, op) {
+        let threads = row_threads(n);
+        let lanes = row_lanes(plan, threads);
+        let each = word(n.div_ceil(8))?.div_ceil(threads);
         let [(n, heads), (rows, eps)] = [(word(n)?, word(heads)?), (word(rows * heads)?, op.eps.to_bits())];
         let (from, to) = ([x.at, x_by[0], x_by[1]], [out.at, out_by[0], out_by[1]]);
         // No gate.
         let words = [&[n, heads, rows, eps], &from[..], &[0; 3], &to, &[weight.at]].concat();
         return plan
             .kernel(&RMS_NORM)
-            .set("WG", threads(n as usize))
+            .set("WG", threads)
+            .set("SUBGROUPS", u32::from(lanes > 0))
+            .set("SUMS", threads.checked_div(lanes).unwrap_or(1))
             .set("ONE_PLUS", op.one_plus.into())
             .set("GATED", 0)
             .set("WIDE", 1)
@@ -86,6 +90,7 @@ pub(super) fn rms_norm(plan: &mut Plan<'_>, op: &RmsNorm<'_>) -> Done {
         .set("ONE_PLUS", op.one_plus.into())
         .set("GATED", gate.is_some().into())
         .set("WIDE", 0)
+        .set("SUBGROUPS", 0)
         .read("x", Form::F32, &x.window)
         .read("weight", Form::Stored(op.weight.dtype()), &weight.window)
         .write("out", Form::F32, &out.window);
@@ -93,6 +98,23 @@ pub(super) fn rms_norm(plan: &mut Plan<'_>, op: &RmsNorm<'_>) -> Done {
     let gate = gate.as_ref().map_or(&x.window, |(g, _)| &g.window);
     run = run.read("gate", Form::F32, gate);
     run.over(&words, (rows * heads) as u64)
+}
+
+/// Whether a norm is of whole rows that a workgroup holds: their squares are added up as layers of decode rows do it that
+/// begin with their norm. Heads are normed in the order that the kernel for all of attention's heads has.
+pub(crate) fn is_wide_norm(plan: &Plan<'_>, op: &RmsNorm<'_>) -> bool {
+    let n = op.x.shape().last();
+    let places = |v: &View<'_>| -> Option<bool> {
+        let (at, by) = (plan.view(v).ok()?, strides(v).ok()?);
+        Some(at.at.is_multiple_of(4) && by.iter().all(|by| by.is_multiple_of(4)))
+    };
+    op.x.dims().len() <= 2
+        && op.gate.is_none()
+        && n > 0
+        && n.is_multiple_of(4)
+        && (n as u32).div_ceil(8).div_ceil(row_threads(n)) <= HELD
+        && places(&op.x) == Some(true)
+        && places(&op.out) == Some(true)
 }
 
 pub(super) fn layer_norm(plan: &mut Plan<'_>, op: &LayerNorm<'_>) -> Done {

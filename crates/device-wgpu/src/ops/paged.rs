@@ -1,28 +1,16 @@
-//! The paged cache: storing rows, prompts over it in tiles, decoded rows over it in splits.
+//! The paged cache: storing rows, prompts over it in tiles. Decoded rows are in [`decode`](super::decode).
 
 use turbospark_device::op::{PagedAttention, StoreKv};
 use turbospark_device::{DeviceError, Span, View};
 use turbospark_tensor::DType;
 
 use super::attention::{PROMPT, PROMPT_MATRIX, PROMPT_SHUFFLED, Tiles};
+use super::decode::decode;
 use super::{Done, WG, groups, strides};
 use crate::kernel::{Form, Source};
-use crate::plan::{At, Plan, refused, word};
+use crate::plan::{At, Plan, word};
 
 const STORE: Source = Source { name: "store_kv", text: include_str!("../shaders/store_kv.wgsl"), includes: &[] };
-const DECODE: Source = Source {
-    name: "paged_decode",
-    text: include_str!("../shaders/paged_decode.wgsl"),
-    includes: &[include_str!("../shaders/cache.wgsl")],
-};
-const COMBINE: Source =
-    Source { name: "paged_combine", text: include_str!("../shaders/paged_combine.wgsl"), includes: &[] };
-
-/// Keys of a split; a split is work for a workgroup.
-const SPLIT: usize = 64;
-/// Partial results of decoded rows that are held at once, in bytes.
-const PARTS: usize = 64 << 20;
-
 pub(super) fn store_kv(plan: &mut Plan<'_>, op: &StoreKv<'_>) -> Done {
     let (rows, heads, n) = (op.k.dim(0), op.k.dim(1), op.k.dim(2));
     let slots = plan.view(&op.slots)?;
@@ -54,15 +42,15 @@ pub(super) fn store_kv(plan: &mut Plan<'_>, op: &StoreKv<'_>) -> Done {
 }
 
 /// A cache of keys or values, and how its elements are read.
-struct Cached {
-    at: At,
-    form: Form,
-    quantised: u32,
+pub(super) struct Cached {
+    pub at: At,
+    pub form: Form,
+    pub quantised: u32,
     /// Bytes of an element that is a float.
-    size: u32,
+    pub size: u32,
 }
 
-fn cached(plan: &Plan<'_>, view: &View<'_>) -> Result<Cached, DeviceError> {
+pub(super) fn cached(plan: &Plan<'_>, view: &View<'_>) -> Result<Cached, DeviceError> {
     let quantised = (view.dtype() == DType::Q8_0).into();
     // Blocks are read as bytes, and no element of another type beside them.
     let form = Form::Stored(if quantised == 1 { DType::F32 } else { view.dtype() });
@@ -71,7 +59,7 @@ fn cached(plan: &Plan<'_>, view: &View<'_>) -> Result<Cached, DeviceError> {
 }
 
 /// Whether fours of elements begin at whole words in both.
-fn aligned(k: &Cached, v: &Cached, n: usize) -> u32 {
+pub(super) fn aligned(k: &Cached, v: &Cached, n: usize) -> u32 {
     let whole = |c: &Cached| c.at.at.is_multiple_of(4) && (c.size as usize * n).is_multiple_of(4);
     (k.quantised == 0 && k.size == v.size && whole(k) && whole(v)).into()
 }
@@ -81,7 +69,7 @@ pub(super) fn paged_attention(plan: &mut Plan<'_>, op: &PagedAttention<'_>) -> D
     decode(plan, op)
 }
 
-fn first_page(op: &PagedAttention<'_>, pages: &At, span: &Span) -> u32 {
+pub(super) fn first_page(op: &PagedAttention<'_>, pages: &At, span: &Span) -> u32 {
     pages.at + (span.table * op.pages.dim(1)) as u32
 }
 
@@ -136,83 +124,4 @@ fn prompt(plan: &mut Plan<'_>, op: &PagedAttention<'_>) -> Done {
         .read("v_cache", if halves { Form::Half4 } else { v.form }, &v.at.window)
         .write("out", Form::F32, &out.window)
         .grid(&words, [count, word(heads / tiles.heads)?, 1])
-}
-
-/// A decoded row: its number, the keys that it sees, and the first of its pages.
-type Row = (usize, usize, u32);
-
-fn decode(plan: &mut Plan<'_>, op: &PagedAttention<'_>) -> Done {
-    let pages = plan.view(&op.pages)?;
-    let spans = op.spans.iter().filter(|s| s.decode);
-    let rows: Vec<Row> = spans
-        .flat_map(|s| {
-            let page = first_page(op, &pages, s);
-            (0..s.rows).map(move |i| (s.first_row + i, s.start + i + 1, page))
-        })
-        .collect();
-    let record = 4 * op.q.dim(1) * (op.q.dim(2) + 2);
-    let mut rest = rows.as_slice();
-    while !rest.is_empty() {
-        // As many rows as there is room for their parts; at least one, whatever it takes.
-        let mut splits = 0;
-        let fits = |&&(_, seen, _): &&Row| {
-            splits += seen.div_ceil(SPLIT);
-            splits * record <= PARTS
-        };
-        let some = rest.iter().take_while(fits).count().max(1);
-        decode_rows(plan, op, &pages, &rest[..some])?;
-        plan.end_op();
-        rest = &rest[some..];
-    }
-    Ok(())
-}
-
-fn decode_rows(plan: &mut Plan<'_>, op: &PagedAttention<'_>, pages: &At, rows: &[Row]) -> Done {
-    let (heads, n, kv_heads) = (op.q.dim(1), op.q.dim(2), op.k_cache.dim(1));
-    let (mut list, mut splits, mut most) = (Vec::new(), 0, 0);
-    for &(row, seen, page) in rows {
-        list.extend([row as u32, seen as u32, page, splits as u32]);
-        let own = seen.div_ceil(SPLIT);
-        (splits, most) = (splits + own, most.max(own));
-    }
-    let parts = plan.temp((4 * splits * heads * (n + 2)) as u64)?;
-    let (q, k, v, out) =
-        (plan.view(&op.q)?, cached(plan, &op.k_cache)?, cached(plan, &op.v_cache)?, plan.view(&op.out)?);
-    let ([q_row, q_head], [out_row, out_head]) = (strides(&op.q)?, strides(&op.out)?);
-    let list = plan.table(list);
-    let words = [list, op.scale.to_bits(), q.at, q_row, q_head, k.at.at, v.at.at, word(kv_heads)?];
-    let fours = word(n.div_ceil(4))?;
-    if fours > 256 {
-        return Err(refused(format!("heads of {n} elements, a workgroup has at most 1024")));
-    }
-    // Heads of a workgroup: more would not find room in its memory.
-    let group = (1..=8).rev().find(|g| (heads / kv_heads).is_multiple_of(*g)).unwrap_or(1);
-    let tables = plan.tables();
-    plan.kernel(&DECODE)
-        .set("N", word(n)?)
-        .set("GROUP", word(group)?)
-        .set("TIMES", word(heads / kv_heads / group)?)
-        .set("SPLIT", SPLIT as u32)
-        .set("PAGE", word(op.page_len)?)
-        .set("QUANTISED", k.quantised)
-        .set("SIZE", k.size)
-        .set("ALIGNED", aligned(&k, &v, n))
-        .set("HALVES", 0)
-        .set("STEPS", fours.div_ceil(4))
-        .set("SHARES", (1 << (256 / fours).ilog2()).min(SPLIT as u32))
-        .read("tables", Form::U32, &tables)
-        .read("pages", Form::I32, &pages.window)
-        .read("q", Form::F32, &q.window)
-        .read("k_cache", k.form, &k.at.window)
-        .read("v_cache", v.form, &v.at.window)
-        .write("parts", Form::F32, &parts)
-        .grid(&words, [word(most)?, word(heads / group)?, word(rows.len())?])?;
-    plan.kernel(&COMBINE)
-        .set("WG", word(n)?.next_power_of_two().clamp(32, 128))
-        .set("N", word(n)?)
-        .set("SPLIT", SPLIT as u32)
-        .read("tables", Form::U32, &tables)
-        .read("parts", Form::F32, &parts)
-        .write("out", Form::F32, &out.window)
-        .grid(&[list, word(heads)?, out.at, out_row, out_head], [word(heads)?, word(rows.len())?, 1])
 }

@@ -27,11 +27,13 @@ pub fn text(name: &str, text: &str) {
         .unwrap_or_else(|e| panic!("{name}: {e:?}\n{text}"));
     let matrices = text.contains("enable wgpu_cooperative_matrix");
     spirv(name, &module, &info, matrices);
-    // HLSL has no matrix units here, Metal's are of eight: no other API is offered the others.
-    if !matrices {
+    // HLSL has no matrix units here, Metal's are of eight: no other API is offered the others, or workgroups that wait for
+    // what others wrote.
+    let vulkan = text.contains("@coherent");
+    if !matrices && !vulkan {
         hlsl(name, &module, &info);
     }
-    if !text.contains("coop_mat16x16") {
+    if !text.contains("coop_mat16x16") && !vulkan {
         metal(name, &module, &info);
     }
 }
@@ -42,6 +44,7 @@ fn capabilities() -> Capabilities {
         | Capabilities::SHADER_FLOAT16_IN_FLOAT32
         | Capabilities::SUBGROUP
         | Capabilities::COOPERATIVE_MATRIX
+        | Capabilities::MEMORY_DECORATION_COHERENT
 }
 
 fn spirv(name: &str, module: &naga::Module, info: &ModuleInfo, matrices: bool) {

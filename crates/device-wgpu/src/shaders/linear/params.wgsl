@@ -14,6 +14,8 @@ struct Params {
     // Routed: the first slot (a row and one of its experts), where the list starts, experts of a row, and how far it is
     // from the weights of an expert to those of the next.
     first: u32, list: u32, top: u32, a_step: u32, a_scales_step: u32, b_step: u32, b_scales_step: u32,
+    // Normed: the norm's weight, what it adds to the mean, and where its result goes, in vectors.
+    norm_weight: u32, norm_eps: f32, normed: u32, normed_row: u32,
 }
 var<immediate> p: Params;
 

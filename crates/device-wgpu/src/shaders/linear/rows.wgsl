@@ -14,6 +14,16 @@ fn dot8(w: Eight, u: vec4<f32>, v: vec4<f32>, sum: f32) -> f32 {
     return fma(w.b.w, v.w, s);
 }
 
+// Eight elements of x, of a row that has `left` more; zeros after its last.
+fn x8(at: u32, left: u32) -> Eight {
+    let x = Eight(x4(at), x4(at + 4u));
+//#if TAIL
+    return cut(x, left);
+//#else
+    return x;
+//#end
+}
+
 //#each q PARTS
 fn part_{q}(group: vec2<u32>, t: u32, subgroup: u32, lane: u32, subgroups: u32) {
 //#if MANY
@@ -69,6 +79,32 @@ fn part_{q}(group: vec2<u32>, t: u32, subgroup: u32, lane: u32, subgroups: u32) 
     let bias = bias_of(column);
     let rest = rest_of(min(to + t % BATCH, p.m - 1u), column);
 //#end
+//#if NORMED
+//#each m BATCH
+    var square_{m} = 0.0;
+//#end
+    for (var i = t * 8u; i < p.k; i += THREADS * 8u) {
+//#each m BATCH
+        {
+            let u = x8(x_{m} + i, p.k - i);
+            square_{m} = squares_8(u.a, u.b, square_{m});
+        }
+//#end
+    }
+//#if SUBGROUPS
+//#each m BATCH
+    put_squares(subgroup, lane, {m}u * subgroups, square_{m});
+//#end
+    workgroupBarrier();
+//#each m BATCH
+    let scale_{m} = 1.0 / sqrt(squares_of({m}u * subgroups, subgroups) / f32(p.k) + p.norm_eps);
+//#end
+//#else
+//#each m BATCH
+    let scale_{m} = 1.0 / sqrt(sum_all(t, square_{m}) / f32(p.k) + p.norm_eps);
+//#end
+//#end
+//#end
     for (var i = t * 8u; i < p.k; i += THREADS * 8u) {
 //#each r ROWS
         var w_{r} = w8_{q}(a_{r}, o_{r}, i);
@@ -82,14 +118,25 @@ fn part_{q}(group: vec2<u32>, t: u32, subgroup: u32, lane: u32, subgroups: u32) 
 //#end
 //#end
 //#end
+//#if NORMED
+        let norm_a = norm_weight_f4(p.norm_weight, i) + vec4(f32(ONE_PLUS));
+        // Rows are whole fours: those past the last are not written, and count as zeros below.
+        let norm_b = norm_weight_f4(p.norm_weight, min(i + 4u, p.k - 4u)) + vec4(f32(ONE_PLUS));
+//#end
 //#each m BATCH
         {
-            var u = x4(x_{m} + i);
-            var v = x4(x_{m} + i + 4u);
-//#if TAIL
-            let part = cut(Eight(u, v), p.k - i);
-            u = part.a;
-            v = part.b;
+            let part = x8(x_{m} + i, p.k - i);
+            var u = part.a;
+            var v = part.b;
+//#if NORMED
+            u = u * scale_{m} * norm_a;
+            v = v * scale_{m} * norm_b;
+            // What the norm leaves is for others too: those that write the first outputs write it.
+            if group.x == 0u && rows + {m}u < p.m {
+                let at = p.normed + (rows + {m}u) * p.normed_row + i / 4u;
+                normed[at] = u;
+                if i + 4u < p.k { normed[at + 1u] = v; }
+            }
 //#end
 //#each r ROWS
             s_{r}_{m} = dot8(w_{r}, u, v, s_{r}_{m});
