@@ -11,8 +11,11 @@ use crate::scratch::{cut, local, rounded};
 use crate::simd::stored::{Stored, with_stored};
 use crate::simd::{Simd, Task, math};
 
-/// Channels of one part: a few cache lines of every row.
+/// Channels of a part are a multiple of this, and at most [`MOST`]: rows lie far apart, so long pieces of them.
 const CHANNELS: usize = 64;
+
+/// Pieces of a kernel's rows stay in the first cache.
+const MOST: usize = 512;
 
 pub(super) fn causal_conv(engine: &mut Engine, op: &CausalConv<'_>) -> Done {
     let mut a = engine.access();
@@ -23,9 +26,10 @@ pub(super) fn causal_conv(engine: &mut Engine, op: &CausalConv<'_>) -> Done {
     a.finish()?;
     let channels = x.dim(1);
     let rows: usize = op.spans.iter().map(|s| s.rows).sum();
-    engine.split(channels.div_ceil(CHANNELS), CHANNELS * weight.dim(1) * rows, |blocks| {
+    let piece = channels.div_ceil(4 * engine.pool.threads()).next_multiple_of(CHANNELS).min(MOST);
+    engine.split(channels.div_ceil(piece), piece * weight.dim(1) * rows, |blocks| {
         for block in blocks {
-            let channels = block * CHANNELS..channels.min((block + 1) * CHANNELS);
+            let channels = block * piece..channels.min((block + 1) * piece);
             engine.kernels.run(Conv { x, weight, state, spans: op.spans, out, channels });
         }
     });
@@ -47,16 +51,19 @@ impl Task for Conv<'_> {
         let kernel = self.weight.dim(1);
         let width = self.channels.len();
         let first = self.channels.start;
-        let mut local = local(2 * rounded(kernel * CHANNELS));
+        let stride = width.next_multiple_of(S::LANES);
+        let mut local = local(2 * rounded(kernel * stride));
         let mut scratch = local.all();
-        // Both [kernel, CHANNELS], so that a tap is a run of channels.
-        let taps = cut(&mut scratch, kernel * CHANNELS);
-        let before = cut(&mut scratch, kernel * CHANNELS);
+        // Both [kernel, stride], so that a tap is a run of channels.
+        let taps = cut(&mut scratch, kernel * stride);
+        let before = cut(&mut scratch, kernel * stride);
+        // The columns of a row.
+        let mut at = vec![std::ptr::null(); kernel];
         with_stored!(self.weight.dtype, T => {
             for c in 0..width {
                 for j in 0..kernel {
                     // SAFETY: channel and tap are in the weight.
-                    taps[j * CHANNELS + c] = unsafe { T::one(self.weight.byte((first + c) * kernel + j)) };
+                    taps[j * stride + c] = unsafe { T::one(self.weight.byte((first + c) * kernel + j)) };
                 }
             }
         });
@@ -65,24 +72,27 @@ impl Task for Conv<'_> {
             for c in 0..width {
                 for j in 0..kernel {
                     // SAFETY: the slot is in the state (checked); its channels are this part's alone.
-                    before[j * CHANNELS + c] = unsafe { *column(c, span.state).add(j) };
+                    before[j * stride + c] = unsafe { *column(c, span.state).add(j) };
                 }
             }
             // The channels of the column `back` places before row `row` of the span.
             let columns = |row: usize, back: usize| match (span.first_row + row).checked_sub(back) {
                 Some(r) if back <= row => self.x.row(r).wrapping_add(first).cast_const(),
-                _ => before[(kernel + row - back) * CHANNELS..].as_ptr(),
+                _ => before[(kernel + row - back) * stride..].as_ptr(),
             };
             for row in 0..span.rows {
                 let out = self.out.row(span.first_row + row).wrapping_add(first);
+                for (j, at) in at.iter_mut().enumerate() {
+                    *at = columns(row, kernel - 1 - j);
+                }
                 for c in (0..width).step_by(S::LANES) {
                     let some = S::LANES.min(width - c);
                     let mut acc = s.splat(0.0);
-                    for j in 0..kernel {
+                    for (j, at) in at.iter().enumerate() {
                         // SAFETY: rows of the span, which the check keeps within `x`; `some` channels are left.
                         unsafe {
-                            let x = s.load_some(columns(row, kernel - 1 - j).add(c), some);
-                            acc = s.fma(s.load_some(taps.as_ptr().add(j * CHANNELS + c), some), x, acc);
+                            let x = s.load_some(at.add(c), some);
+                            acc = s.fma(s.load(taps.as_ptr().add(j * stride + c)), x, acc);
                         }
                     }
                     // SAFETY: these channels of `out` are this part's alone.

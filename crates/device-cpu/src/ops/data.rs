@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use turbospark_device::op::{Copy, Gather, StoreKv, WeightLayout, Zero};
 use turbospark_tensor::DType;
@@ -151,6 +152,13 @@ unsafe fn convert(from: *const u8, from_type: DType, to: *mut u8, to_type: DType
         // SAFETY: the caller's promise.
         return unsafe { std::ptr::copy_nonoverlapping(from, to, n * to_type.size()) };
     }
+    let (wide, narrow) = (from.cast::<f32>(), to.cast::<f16>());
+    if (from_type, to_type) == (DType::F32, DType::F16) && wide.is_aligned() && narrow.is_aligned() {
+        // With the CPU's own instructions, which a loop compiled for any CPU can't use.
+        // SAFETY: the caller's promise; both are aligned.
+        let (to, from) = unsafe { (std::slice::from_raw_parts_mut(narrow, n), std::slice::from_raw_parts(wide, n)) };
+        return to.convert_from_f32_slice(from);
+    }
     let size = to_type.size();
     with_stored!(from_type, T => {
         // A loop a type, so that the compiler can vectorise each.
@@ -226,8 +234,8 @@ pub(super) fn store_kv(engine: &mut Engine, op: &StoreKv<'_>) -> Done {
         return Ok(());
     }
     engine.split(heads, 2 * rows * n, |heads_here| {
-        for h in heads_here {
-            for (r, &slot) in slots.iter().enumerate() {
+        for (r, &slot) in slots.iter().enumerate() {
+            for h in heads_here.clone() {
                 let at = (slot as usize * heads + h) * n;
                 // SAFETY: slots lie in the caches (checked above); head `h` of them is this part's alone.
                 unsafe {
