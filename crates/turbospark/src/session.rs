@@ -226,7 +226,8 @@ impl Session {
         let ahead = encoded?;
         done.encode = began.elapsed() + ahead;
         let began = Instant::now();
-        let (digests, images): (Vec<_>, Vec<ImageRows>) = self.visuals.iter().map(|(d, i)| (*d, i.rows.clone())).unzip();
+        let (digests, images): (Vec<_>, Vec<ImageRows>) =
+            self.visuals.iter().map(|(d, i)| (*d, i.rows.clone())).unzip();
         let images: Vec<&ImageRows> = images.iter().collect();
         let mut rows = rows(prompt, &digests);
         if let Some(last) = rows.last_mut() {

@@ -89,7 +89,8 @@ pub fn table(model: &Model) -> anyhow::Result<String> {
     }
     let (layers, experts) = (plan.residency.lent_layers.len(), plan.residency.lent_experts);
     let lent = [(layers, "layer"), (experts, "expert")].into_iter().filter(|(count, _)| *count > 0);
-    let lent: Vec<String> = lent.map(|(count, of)| format!("{count} {of}{}", if count == 1 { "" } else { "s" })).collect();
+    let lent: Vec<String> =
+        lent.map(|(count, of)| format!("{count} {of}{}", if count == 1 { "" } else { "s" })).collect();
     let mut beside = String::new();
     if !lent.is_empty() {
         let (lent, room) = (lent.join(" and "), Bytes(plan.lent_bytes));

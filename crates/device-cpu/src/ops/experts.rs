@@ -140,7 +140,8 @@ pub(super) fn experts(engine: &mut Engine, op: &Experts<'_>) -> Done {
             let up = a.linear("up", &expert.up, expert.layout)?;
             let down = a.linear("down", &expert.down, expert.layout)?;
             let [_, decoded] = chosen.get(*e).ok_or_else(|| of("not wanted".into()))?;
-            let (x, inner) = (Rows::of(&x, 0).pick(&decoded.rows), Rows::dense(inner.at(firsts[*e] * op.width), op.width));
+            let (x, inner) =
+                (Rows::of(&x, 0).pick(&decoded.rows), Rows::dense(inner.at(firsts[*e] * op.width), op.width));
             let (rows, finish) = (decoded.rows.len(), Finish::plain(Rows::dense(sums(*e).at(0), hidden)));
             let first = Linear { k: hidden, n: op.width, weight: up, gate: Some(gate), finish: Finish::plain(inner) };
             let second = Linear { k: op.width, n: hidden, weight: down, gate: None, finish };

@@ -20,11 +20,7 @@ pub(crate) struct Lender {
 }
 
 impl Lender {
-    pub fn new(
-        device: Arc<dyn Device>,
-        ring: Option<(Arc<Ring>, Vec<u64>)>,
-        pool: Option<(Arc<Pool>, u64)>,
-    ) -> Self {
+    pub fn new(device: Arc<dyn Device>, ring: Option<(Arc<Ring>, Vec<u64>)>, pool: Option<(Arc<Pool>, u64)>) -> Self {
         Lender { device, ring, pool }
     }
 

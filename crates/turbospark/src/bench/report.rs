@@ -182,8 +182,7 @@ impl Decode {
         let disk = s.disk()?;
         let all = self.times.iter().sum::<Duration>().as_secs_f64();
         let visits = |of: &dyn Fn(&Visit) -> f64| s.visits.iter().map(of).sum::<f64>();
-        let (inside, stalled) =
-            (visits(&|v| v.computing.as_secs_f64()), visits(&|v| v.stalled.as_secs_f64()));
+        let (inside, stalled) = (visits(&|v| v.computing.as_secs_f64()), visits(&|v| v.stalled.as_secs_f64()));
         let outside = all - inside - s.reads.stalled.as_secs_f64().max(stalled);
         let least = |v: &Visit| (v.bytes as f64 / disk + v.last.as_secs_f64()).max(v.computing.as_secs_f64());
         let reading = (s.reads.bytes - s.reads.vain_bytes) as f64 / disk;
