@@ -123,10 +123,10 @@ fn on_the_processor_too() {
 }
 
 /// Passes while more and less memory is lent, as images come and go: none changes a bit.
-fn check_lent(device: &Arc<dyn Device>) {
-    for config in [dense(), mixture(64), hybrid()] {
+fn check_lent(device: &Arc<dyn Device>, configs: &[Value]) {
+    for config in configs {
         let moe = config["text_config"]["num_experts"].is_u64();
-        let folder = source(&config, ExpertLayout::Fused);
+        let folder = source(config, ExpertLayout::Fused);
         let expected = logits(&open(folder.path(), device, &Residency::default()).unwrap(), &**device);
         for (layers, slots, lent_layers) in [
             (vec![0, 1, 2, 3], 2, vec![2, 0]),
@@ -147,28 +147,29 @@ fn check_lent(device: &Arc<dyn Device>) {
             let model = open(folder.path(), device, &residency).unwrap();
             let read = || model.counters.as_ref().unwrap().bytes.load(Ordering::Relaxed);
             let mut bytes = Vec::new();
-            for lent in [0, u64::MAX, u64::MAX, 0, 1 << 20, 1 << 16, u64::MAX, 0, 0] {
+            for lent in [0, u64::MAX, u64::MAX, 1 << 16, u64::MAX, 0, 0] {
                 model.lend(lent);
                 let before = read();
                 assert!(logits(&model, &**device) == expected, "{residency:?} with {lent} bytes lent");
                 bytes.push(read() - before);
             }
             let lends = moe || !residency.lent_layers.is_empty();
-            assert_eq!(bytes[2] < bytes[8], lends, "{residency:?} read {bytes:?}");
+            assert_eq!(bytes[2] < bytes[6], lends, "{residency:?} read {bytes:?}");
         }
     }
 }
 
 #[test]
 fn memory_that_is_lent_to_weights_and_given_up_changes_no_bit() {
-    check_lent(&(Arc::new(ReferenceDevice) as Arc<dyn Device>));
+    check_lent(&(Arc::new(ReferenceDevice) as Arc<dyn Device>), &[mixture(64)]);
 }
 
 #[test]
 #[cfg(feature = "device-cpu")]
 fn memory_that_is_lent_on_the_processor_changes_no_bit() {
     let options = turbospark_device_cpu::CpuOptions { threads: Some(2), ..Default::default() };
-    check_lent(&(Arc::new(turbospark_device_cpu::CpuDevice::new(options).unwrap()) as Arc<dyn Device>));
+    let device = turbospark_device_cpu::CpuDevice::new(options).unwrap();
+    check_lent(&(Arc::new(device) as Arc<dyn Device>), &[dense(), mixture(64), hybrid()]);
 }
 
 /// Stacks of experts in blocks that are taken apart: each is read alone all the same.

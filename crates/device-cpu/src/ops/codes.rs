@@ -7,6 +7,7 @@
 //! Sixteen, as a lane takes them: blocks of 32 would cost the same and round half as much again where one element is
 //! large (docs/quantisation.md).
 
+use super::finish::Job;
 use super::{Engine, Rows, Shared};
 use crate::simd::bytes::{SUPER, group};
 use crate::simd::{Simd, Task};
@@ -27,18 +28,22 @@ pub(super) struct Codes {
 /// f32 that one of them takes in scratch.
 const SIZE: usize = size_of::<Codes>() / 4;
 
-/// The rows' codes, by superblock and then by row; past `k` they are zero.
+/// The codes of each of `jobs`' rows, by superblock and then by row; past `k` they are zero.
 ///
 /// # Safety
 /// The rows are readable for `k` elements, while the codes are made.
-pub(super) unsafe fn codes(engine: &mut Engine, x: Rows<'_>, rows: usize, k: usize) -> *const Codes {
-    let supers = k.div_ceil(SUPER);
-    let out = Shared::new(engine.packed.get(supers * rows * SIZE)).at(0).cast::<Codes>();
-    let shared = Shared(out);
-    engine.split(supers * rows, 2 * SUPER, |items| {
-        engine.kernels.run(Quantise { x, rows, k, items, out: shared });
-    });
-    out
+pub(super) unsafe fn codes(engine: &mut Engine, jobs: &[Job<'_>]) -> Vec<Shared<Codes>> {
+    let items = |job: &Job<'_>| job.linear.k.div_ceil(SUPER) * job.rows;
+    let all = jobs.iter().map(items).sum::<usize>();
+    let out = Shared(Shared::new(engine.packed.get(all * SIZE)).at(0).cast::<Codes>());
+    let mut next = 0;
+    let of = |job: &Job<'_>| {
+        let (out, k, rows, x) = (Shared(out.at(next)), job.linear.k, job.rows, job.x);
+        next += items(job);
+        engine.split(items(job), 2 * SUPER, |items| engine.kernels.run(Quantise { x, rows, k, items, out }));
+        out
+    };
+    jobs.iter().map(of).collect()
 }
 
 struct Quantise<'a> {

@@ -7,6 +7,9 @@
 
 use std::ops::Range;
 
+use super::Engine;
+use super::finish::Job;
+
 /// Outputs that threads share a layer by.
 pub(super) const UNIT: usize = 16;
 
@@ -23,6 +26,30 @@ pub(super) const AHEAD: usize = 512;
 pub(super) fn pieces(units: Range<usize>, n: usize) -> impl Iterator<Item = Range<usize>> {
     let end = n.min(units.end * UNIT);
     (units.start * UNIT..end).step_by(WIDTH).map(move |first| first..end.min(first + WIDTH))
+}
+
+/// Shares the outputs of all `jobs` among threads as if they were one layer's: `f` takes some of job `i`. An output's
+/// unit has a `cost` of elementary steps.
+pub(super) fn together(
+    engine: &Engine,
+    jobs: &[Job<'_>],
+    cost: impl Fn(&Job<'_>) -> usize,
+    f: impl Fn(usize, Range<usize>) + Sync,
+) {
+    let units = |job: &Job<'_>| if job.rows > 0 { job.linear.n.div_ceil(UNIT) } else { 0 };
+    let all = jobs.iter().map(units).sum::<usize>();
+    let steps = jobs.iter().map(|job| units(job) * cost(job)).sum::<usize>();
+    engine.split(all, steps / all.max(1), |some| {
+        let mut first = 0;
+        for (i, job) in jobs.iter().enumerate() {
+            let end = first + units(job);
+            let own = some.start.clamp(first, end) - first..some.end.clamp(first, end) - first;
+            first = end;
+            if !own.is_empty() {
+                f(i, own);
+            }
+        }
+    });
 }
 
 /// The streams through some outputs.

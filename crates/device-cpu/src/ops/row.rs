@@ -16,7 +16,7 @@ use turbospark_tensor::DType;
 
 use super::dot::{Steps, accumulate};
 use super::finish::{Dots, Job, Linear, Part};
-use super::outputs::{AHEAD, SIDE, Streams, UNIT, WIDTH};
+use super::outputs::{AHEAD, SIDE, Streams, UNIT, WIDTH, together};
 use super::{Engine, Rows, Shared, row_columns};
 use crate::isa::OnVectors;
 use crate::simd::Simd;
@@ -66,22 +66,16 @@ pub(super) unsafe fn rows(engine: &mut Engine, jobs: &[Job<'_>]) {
         });
         packed.push(own);
     }
-    let units = |job: &Job<'_>| if job.rows > 0 { job.linear.n.div_ceil(UNIT) } else { 0 };
-    let all = jobs.iter().map(units).sum::<usize>();
-    let steps = jobs.iter().map(|job| units(job) * UNIT * job.linear.k * (1 + job.rows / 4)).sum::<usize>();
-    engine.split(all, steps / all.max(1), |some| {
-        let mut first = 0;
-        for (job, &packed) in jobs.iter().zip(&packed) {
-            let end = first + units(job);
-            let own = some.start.clamp(first, end) - first..some.end.clamp(first, end) - first;
-            first = end;
-            if own.is_empty() {
-                continue;
-            }
-            let task = Task { part: Part { linear: &job.linear, x: job.x, rows: job.rows, units: own }, packed };
-            if pairs(job) { kernels.pairs(task) } else { kernels.run(OnVectors(task)) }
-        }
-    });
+    together(
+        engine,
+        jobs,
+        |job| UNIT * job.linear.k * (1 + job.rows / 4),
+        |i, units| {
+            let Job { x, rows, linear } = &jobs[i];
+            let task = Task { part: Part { linear, x: *x, rows: *rows, units }, packed: packed[i] };
+            if pairs(&jobs[i]) { kernels.pairs(task) } else { kernels.run(OnVectors(task)) }
+        },
+    );
 }
 
 /// Words of a sum that all rows take before the next: both sides stay in the first cache.

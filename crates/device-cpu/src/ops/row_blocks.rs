@@ -9,11 +9,11 @@ use std::ops::Range;
 
 use turbospark_tensor::{Code, DType};
 
+use super::Engine;
 use super::codes::codes;
-use super::finish::{Finishing, Linear};
-use super::outputs::{UNIT, WIDTH, pieces};
+use super::finish::{Finishing, Job, Linear};
+use super::outputs::{UNIT, WIDTH, pieces, together};
 use super::row_products::{Products, Sums};
-use super::{Engine, Rows, Shared};
 use crate::isa::Kernels;
 use crate::scratch::local;
 use crate::simd::bytes;
@@ -35,28 +35,34 @@ pub(super) fn takes(kernels: Kernels, w: &Weight) -> bool {
         }
 }
 
-/// `Linear` on `rows` rows of `x`; there are kernels for its weights.
+/// All of `jobs`, as if they were one layer; there are kernels for their weights.
 ///
 /// # Safety
-/// As for [`matrix`](super::matrix::matrix).
-pub(super) unsafe fn row(engine: &mut Engine, x: Rows<'_>, rows: usize, linear: &Linear<'_>) {
-    let (units, cost) = (linear.n.div_ceil(UNIT), UNIT * linear.k * (2 + rows) / 4);
+/// As for [`matrix`](super::matrix::matrix), for each of them; none reads what another writes.
+pub(super) unsafe fn rows(engine: &mut Engine, jobs: &[Job<'_>]) {
     // SAFETY: the caller's promise.
-    let codes = Shared(unsafe { codes(engine, x, rows, linear.k) }.cast_mut());
+    let codes = unsafe { codes(engine, jobs) };
     let kernels = engine.kernels;
-    engine.split(units, cost, |units| {
-        let mut local = local(Finishing::size(rows, WIDTH) + Sums::scratch(rows));
-        let mut finishing = Finishing::cut(local.all(), rows, WIDTH);
-        let scratch = finishing.rest.as_mut_ptr();
-        for outputs in pieces(units, linear.n) {
-            let sums = |out| Sums { k: linear.k, codes, rows, outputs: &outputs, scratch, out };
-            products(kernels, &linear.weight, sums(finishing.sums));
-            if let Some(gate) = &linear.gate {
-                products(kernels, gate, sums(finishing.gates));
+    together(
+        engine,
+        jobs,
+        |job| UNIT * job.linear.k * (2 + job.rows) / 4,
+        |i, units| {
+            let Job { rows, linear, .. } = &jobs[i];
+            let mut local = local(Finishing::size(*rows, WIDTH) + Sums::scratch(*rows));
+            let mut finishing = Finishing::cut(local.all(), *rows, WIDTH);
+            let scratch = finishing.rest.as_mut_ptr();
+            for outputs in pieces(units, linear.n) {
+                let codes = codes[i];
+                let sums = |out| Sums { k: linear.k, codes, rows: *rows, outputs: &outputs, scratch, out };
+                products(kernels, &linear.weight, sums(finishing.sums));
+                if let Some(gate) = &linear.gate {
+                    products(kernels, gate, sums(finishing.gates));
+                }
+                kernels.run(Finish { finishing: &mut finishing, linear, rows: *rows, outputs });
             }
-            kernels.run(Finish { finishing: &mut finishing, linear, rows, outputs });
-        }
-    });
+        },
+    );
 }
 
 /// Some outputs of a layer, from their sums.
