@@ -153,15 +153,18 @@ fn NAME_wide(a: u32, b: u32) -> vec4<f32> {
 }
 ";
 
-// Both words that an element may lie in, whether it does or not: a load under a condition would wait for the one before.
 const BYTES: &str = "
 fn NAME_word(at: u32) -> u32 {
     let shift = (at & 3u) * 8u;
-    return (NAME[at >> 2u] >> shift) | ((NAME[(at >> 2u) + 1u] << 1u) << (31u - shift));
+    let low = NAME[at >> 2u];
+    if shift == 0u { return low; }
+    return (low >> shift) | (NAME[(at >> 2u) + 1u] << (32u - shift));
 }
 fn NAME_half(at: u32) -> u32 {
     let shift = (at & 3u) * 8u;
-    return ((NAME[at >> 2u] >> shift) | ((NAME[(at >> 2u) + 1u] << 1u) << (31u - shift))) & 0xffffu;
+    var v = NAME[at >> 2u] >> shift;
+    if shift == 24u { v |= NAME[(at >> 2u) + 1u] << 8u; }
+    return v & 0xffffu;
 }
 fn NAME_byte(at: u32) -> u32 {
     return (NAME[at >> 2u] >> ((at & 3u) * 8u)) & 0xffu;

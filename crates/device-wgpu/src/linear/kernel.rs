@@ -185,6 +185,6 @@ impl Variant {
                 text += &expand(text!("vectors"), &names);
             }
         }
-        text + &expand(&kernel.replace("//#step\n", text!("rows_step")), &names)
+        text + &expand(kernel, &names)
     }
 }

@@ -80,14 +80,6 @@ fn part_{q}(group: vec2<u32>, t: u32, subgroup: u32, lane: u32, subgroups: u32) 
     let rest = rest_of(min(to + t % BATCH, p.m - 1u), column);
 //#end
 //#if NORMED
-    // The first weights are asked for before the norm is known.
-    let begin = min(t * 8u, (p.k - 1u) / 8u * 8u);
-//#each r ROWS
-    let first_w_{r} = w8_{q}(a_{r}, o_{r}, begin);
-//#if GATED
-    let first_v_{r} = b_w8(b_{r}, o_{r}, begin);
-//#end
-//#end
 //#each m BATCH
     var square_{m} = 0.0;
 //#end
@@ -112,27 +104,8 @@ fn part_{q}(group: vec2<u32>, t: u32, subgroup: u32, lane: u32, subgroups: u32) 
     let scale_{m} = 1.0 / sqrt(sum_all(t, square_{m}) / f32(p.k) + p.norm_eps);
 //#end
 //#end
-    if t * 8u < p.k {
-        let i = t * 8u;
-//#each r ROWS
-        var w_{r} = first_w_{r};
-//#if TAIL
-        w_{r} = cut(w_{r}, p.k - i);
 //#end
-//#if GATED
-        var v_{r} = first_v_{r};
-//#if TAIL
-        v_{r} = cut(v_{r}, p.k - i);
-//#end
-//#end
-//#end
-//#step
-    }
-    let from_i = (t + THREADS) * 8u;
-//#else
-    let from_i = t * 8u;
-//#end
-    for (var i = from_i; i < p.k; i += THREADS * 8u) {
+    for (var i = t * 8u; i < p.k; i += THREADS * 8u) {
 //#each r ROWS
         var w_{r} = w8_{q}(a_{r}, o_{r}, i);
 //#if TAIL
@@ -145,7 +118,34 @@ fn part_{q}(group: vec2<u32>, t: u32, subgroup: u32, lane: u32, subgroups: u32) 
 //#end
 //#end
 //#end
-//#step
+//#if NORMED
+        let norm_a = norm_weight_f4(p.norm_weight, i) + vec4(f32(ONE_PLUS));
+        // Rows are whole fours: those past the last are not written, and count as zeros below.
+        let norm_b = norm_weight_f4(p.norm_weight, min(i + 4u, p.k - 4u)) + vec4(f32(ONE_PLUS));
+//#end
+//#each m BATCH
+        {
+            let part = x8(x_{m} + i, p.k - i);
+            var u = part.a;
+            var v = part.b;
+//#if NORMED
+            u = u * scale_{m} * norm_a;
+            v = v * scale_{m} * norm_b;
+            // What the norm leaves is for others too: those that write the first outputs write it.
+            if group.x == 0u && rows + {m}u < p.m {
+                let at = p.normed + (rows + {m}u) * p.normed_row + i / 4u;
+                normed[at] = u;
+                if i + 4u < p.k { normed[at + 1u] = v; }
+            }
+//#end
+//#each r ROWS
+            s_{r}_{m} = dot8(w_{r}, u, v, s_{r}_{m});
+//#if GATED
+            t_{r}_{m} = dot8(v_{r}, u, v, t_{r}_{m});
+//#end
+//#end
+        }
+//#end
     }
 
 //#if SUBGROUPS
