@@ -24,6 +24,8 @@ mod memory;
 mod ops;
 mod pipelines;
 mod plan;
+#[cfg(test)]
+mod steps;
 mod template;
 mod trust;
 #[cfg(test)]

@@ -195,11 +195,10 @@ fn decode_rows(plan: &mut Plan<'_>, op: &PagedAttention<'_>, rows: &[Row], heads
         ),
         Some(made) => {
             words.extend(made.words);
-            made.bind(run, n).write("q", Form::F32, &q.window).write("k_cache", k.form, &k.at.window).write(
-                "v_cache",
-                v.form,
-                &v.at.window,
-            )
+            made.bind(run, word(group + 1)?, n)
+                .write("q", Form::F32, &q.window)
+                .write("k_cache", k.form, &k.at.window)
+                .write("v_cache", v.form, &v.at.window)
         }
     };
     let grid = [word(most)?, word(all / group)?, word(rows.len())?];

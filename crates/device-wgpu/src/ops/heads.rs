@@ -72,9 +72,10 @@ pub(super) fn matched<'a>(plan: &Plan<'_>, ops: &[Recorded<'a>]) -> Option<Heads
 
 /// What the kernel of attention is told of heads that it makes ready, and binds for it.
 pub(super) struct Places {
-    pub words: [u32; 15],
+    pub words: [u32; 14],
     weights: [(DType, Window); 2],
     others: [Window; 5],
+    half: u32,
     one_plus: bool,
     format: u32,
 }
@@ -86,17 +87,18 @@ impl Heads<'_> {
         let ([key_row, key_head], [value_row, value_head]) = (strides(&k.x)?, strides(&store.v)?);
         let (q_weight, k_weight) = (plan.stored(&q.weight)?, plan.stored(&k.weight)?);
         let (cos, sin, slots) = (plan.view(&turn.cos)?, plan.view(&turn.sin)?, plan.view(&store.slots)?);
-        let (eps, half) = ([q.eps, k.eps].map(f32::to_bits), word(turn.cos.dim(1))?);
+        let eps = [q.eps, k.eps].map(f32::to_bits);
         let capacity = word(store.k_cache.dim(0))?;
         let heads = [key.at, key_row, key_head, value.at, value_row, value_head];
-        let turned = [q_weight.at, k_weight.at, eps[0], eps[1], half, cos.at, sin.at, slots.at, capacity];
-        let mut words = [0; 15];
+        let turned = [q_weight.at, k_weight.at, eps[0], eps[1], cos.at, sin.at, slots.at, capacity];
+        let mut words = [0; 14];
         words[..6].copy_from_slice(&heads);
         words[6..].copy_from_slice(&turned);
         Ok(Places {
             words,
             weights: [(q.weight.dtype(), q_weight.window), (k.weight.dtype(), k_weight.window)],
             others: [key.window, value.window, cos.window, sin.window, slots.window],
+            half: word(turn.cos.dim(1))?,
             one_plus: q.one_plus,
             format: format(store),
         })
@@ -104,10 +106,13 @@ impl Heads<'_> {
 }
 
 impl Places {
-    pub fn bind<'p, 'd>(&self, run: Run<'p, 'd>, n: usize) -> Run<'p, 'd> {
+    /// `readied` heads of `n` elements, by a workgroup of 256.
+    pub fn bind<'p, 'd>(&self, run: Run<'p, 'd>, readied: u32, n: usize) -> Run<'p, 'd> {
         let [key, value, cos, sin, slots] = &self.others;
         let [(q_type, q_weight), (k_type, k_weight)] = &self.weights;
         run.set("HEAD_WG", threads(n))
+            .set("HALF", self.half)
+            .set("EACH_TASK", (readied * (n as u32 - self.half)).div_ceil(256))
             .set("ONE_PLUS", self.one_plus.into())
             .set("FORMAT", self.format)
             .write("key", Form::F32, key)

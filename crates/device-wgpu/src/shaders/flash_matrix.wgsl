@@ -1,4 +1,4 @@
-// Attention on matrix units: SLOTS queries a workgroup, KEYS keys at a time, with the softmax carried along. Sixteen
+// Attention on matrix units: SLOTS queries a workgroup, KEYS keys at a time, with the softmax carried along. BANDS sixteens of
 // queries belong to a subgroup, or to two that share out keys and outputs where heads are wide. A query is a row of a
 // tile and one of the SHARE heads that read the same keys.
 //
@@ -13,17 +13,22 @@
 // What stands before this gives `tile_of`, `key_end`, `seen`, `load_q`, `load_four`, which takes every element of a padded
 // head where HALVES is set, and `load` where it isn't.
 
-const KEYS: u32 = 32u;
-const THREADS: u32 = 2u * SPLIT * SLOTS;
+const THREADS: u32 = 2u * SPLIT * SLOTS / BANDS;
 // Rows of a tile: a slot is a row of one of the heads.
 const TILE: u32 = SLOTS / SHARE;
 // Elements of a row in workgroup memory: some more than there are, so that rows are in different banks.
 const ROW: u32 = PADDED + 8u;
+//#if SPREAD
+const SCORES: u32 = KEYS + 8u;
+// Fours of a row go round among its threads, or follow each other: which is faster depends on the heads.
+fn column(j: u32, own: u32) -> u32 { return (j * LANES + own) * 4u; }
+//#else
 const SCORES: u32 = KEYS + 4u;
+fn column(j: u32, own: u32) -> u32 { return own * (KEYS / LANES) + j * 4u; }
+//#end
 const WEIGHTS: u32 = KEYS + 8u;
-// Threads that share a row of scores, and the scores of each.
+// Threads that share a row of scores: fours of them go round among these.
 const LANES: u32 = 2u * SPLIT;
-const OWN: u32 = KEYS / LANES;
 const NOTHING: f32 = -3e38;
 const LOG2_E: f32 = 1.4426950408889634;
 // The largest weight is 2^HIGH where the base was set, and 2^TOP before it is set anew; f16 ends at 2^16.
@@ -168,12 +173,11 @@ fn main(
     let tile = tile_of(group.x);
     let end = key_end(tile);
     // The subgroup's queries, and its part of keys and outputs.
-    let first = 16u * (subgroup / SPLIT);
+    let first = 16u * BANDS * (subgroup / SPLIT);
     let part = subgroup % SPLIT;
-    // The thread's row in the softmax: one of the subgroup's, or of the two that share it.
-    let row = t / LANES;
-    let own = t % LANES * OWN;
-    let limit = seen(tile, row % TILE);
+    // The thread's rows in the softmax, one of each sixteen, and which fours of them.
+    let row = first + (part * 32u + lane) / LANES;
+    let own = (part * 32u + lane) % LANES;
     if t == 0u { atomicStore(&grown[0], 0u); }
 //#each b BLOCKS
 //#each i PIECES
@@ -202,8 +206,10 @@ fn main(
     var value_{e} = fetch(VALUE, tile, head, 0u, end, t + {e}u * THREADS);
 //#end
 //#end
-    var base = NOTHING;
-    var total = 0.0;
+//#each b BANDS
+    var base_{b} = NOTHING;
+    var total_{b} = 0.0;
+//#end
     for (var k0 = 0u; k0 < end; k0 += KEYS) {
         workgroupBarrier();
 //#each e EACH
@@ -247,34 +253,56 @@ fn main(
 //#end
         workgroupBarrier();
         // Weights.
-        var most = vec4(NOTHING);
-//#each j FOURS
-        let at_{j} = vec4<u32>(k0 + own + {j}u * 4u) + vec4(0u, 1u, 2u, 3u);
-        let s_{j} = select(vec4(NOTHING), score_4(row * SCORES + own + {j}u * 4u), at_{j} < vec4(limit));
-        most = max(most, s_{j});
-//#end
-        var top = max(max(most.x, most.y), max(most.z, most.w));
-        top = max(top, subgroupShuffleXor(top, 1u));
-//#if TWO
-        top = max(top, subgroupShuffleXor(top, 2u));
-//#end
-        var factor = 1.0;
-        if top > base + TOP {
-            factor = exp2(base - (top - HIGH));
-            base = top - HIGH;
-            total *= factor;
-            // There is nothing to scale yet at the first keys, of which every row sees some.
-            if k0 > 0u { atomicStore(&grown[0], 1u); }
-        }
-        if t % LANES == 0u { factors[row] = factor; }
-//#each j FOURS
+        var grew = false;
+//#each b BANDS
         {
-            let w = vec4<f16>(select(vec4(0.0), exp2(s_{j} - base), at_{j} < vec4(limit)));
-            put_weight_4(row * WEIGHTS + own + {j}u * 4u, w);
-            // The sum of what is multiplied: weights that are rounded add up to 1.
-            total += dot(vec4<f32>(w), vec4(1.0));
+            let r = row + 16u * {b}u;
+//#each j FOURS
+            var s_{j} = score_4(r * SCORES + column({j}u, own));
+//#end
+            let limit = seen(tile, r % TILE);
+//#if SPREAD
+            if k0 + KEYS > limit {
+//#each j FOURS
+                let at_{j} = vec4<u32>(k0 + column({j}u, own)) + vec4(0u, 1u, 2u, 3u);
+                s_{j} = select(vec4(NOTHING), s_{j}, at_{j} < vec4(limit));
+//#end
+            }
+//#else
+//#each j FOURS
+            let at_{j} = vec4<u32>(k0 + column({j}u, own)) + vec4(0u, 1u, 2u, 3u);
+            s_{j} = select(vec4(NOTHING), s_{j}, at_{j} < vec4(limit));
+//#end
+//#end
+            var most = s_0;
+//#each j FOURS
+            most = max(most, s_{j});
+//#end
+            var top = max(max(most.x, most.y), max(most.z, most.w));
+            top = max(top, subgroupShuffleXor(top, 1u));
+//#if TWO
+            top = max(top, subgroupShuffleXor(top, 2u));
+//#end
+            var factor = 1.0;
+            if top > base_{b} + TOP {
+                factor = exp2(base_{b} - (top - HIGH));
+                base_{b} = top - HIGH;
+                total_{b} *= factor;
+                // There is nothing to scale yet at the first keys, of which every row sees some.
+                if k0 > 0u { grew = true; }
+            }
+            if own == 0u { factors[r] = factor; }
+//#each j FOURS
+            {
+                let w = vec4<f16>(exp2(s_{j} - base_{b}));
+                put_weight_4(r * WEIGHTS + column({j}u, own), w);
+                // The sum of what is multiplied: weights that are rounded add up to 1.
+                total_{b} += dot(vec4<f32>(w), vec4(1.0));
+            }
+//#end
         }
 //#end
+        if grew { atomicStore(&grown[0], 1u); }
         // All have read the keys, and tell each other whether a base was set anew.
 //#if BOTH
 //#else
@@ -298,7 +326,7 @@ fn main(
             coopStoreT(sum_{b}_{i}, &scores[((first + {b}u * SIDE) * SCORES + part * SIDE) / CELL], SCORES / CELL);
 //#end
             workgroupBarrier();
-            for (var e = lane; e < 4u * SIDE; e += 32u) {
+            for (var e = lane; e < 4u * BANDS * SIDE; e += 32u) {
                 let r = first + e / (SIDE / 4u);
                 let at = r * SCORES + part * SIDE + e % (SIDE / 4u) * 4u;
                 put_score_4(at, score_4(at) * factors[r]);
@@ -331,19 +359,21 @@ fn main(
         }
 //#end
     }
-    total += subgroupShuffleXor(total, 1u);
-//#if TWO
-    total += subgroupShuffleXor(total, 2u);
-//#end
     workgroupBarrier();
-    if t % LANES == 0u { factors[row] = total; }
+//#each b BANDS
+    total_{b} += subgroupShuffleXor(total_{b}, 1u);
+//#if TWO
+    total_{b} += subgroupShuffleXor(total_{b}, 2u);
+//#end
+    if own == 0u { factors[row + 16u * {b}u] = total_{b}; }
+//#end
 //#each i OUTS
     workgroupBarrier();
 //#each b BLOCKS
     coopStoreT(sum_{b}_{i}, &scores[((first + {b}u * SIDE) * SCORES + part * SIDE) / CELL], SCORES / CELL);
 //#end
     workgroupBarrier();
-    for (var e = lane; e < 4u * SIDE; e += 32u) {
+    for (var e = lane; e < 4u * BANDS * SIDE; e += 32u) {
         let slot = first + e / (SIDE / 4u);
         let c = e % (SIDE / 4u) * 4u;
         let x = score_4(slot * SCORES + part * SIDE + c) / factors[slot];

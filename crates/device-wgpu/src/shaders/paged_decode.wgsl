@@ -17,7 +17,7 @@ struct Params {
     key_at: u32, key_row: u32, key_head: u32,
     value_at: u32, value_row: u32, value_head: u32,
     q_weight: u32, k_weight: u32, q_eps: f32, k_eps: f32,
-    half: u32, cos_at: u32, sin_at: u32, slots_at: u32, capacity: u32,
+    cos_at: u32, sin_at: u32, slots_at: u32, capacity: u32,
 }
 var<immediate> p: Params;
 //#if COMBINED
@@ -93,7 +93,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let place_of_own = cached(first_page, seen - 1u, kv_head);
     let has_own = last && slot >= 0 && u32(slot) < p.capacity
         && (u32(slot) * p.kv_heads + kv_head) * N == place_of_own;
-    make_ready(row, head, kv_head, lane, last);
+    make_ready(row, head, kv_head, lane);
     if last { keep_own(row, kv_head, lane, slot); }
     for (var i = lane; i < GROUP * FOURS; i += THREADS) {
         var x = vec4(0.0);

@@ -10,8 +10,9 @@ var<workgroup> own_key: array<f32, N>;
 var<workgroup> own_value: array<f32, N>;
 
 fn head_weight(h: u32, i: u32) -> f32 {
-    if h < GROUP { return q_weight_f(p.q_weight, i) + f32(ONE_PLUS); }
-    return k_weight_f(p.k_weight, i) + f32(ONE_PLUS);
+    let q_weight = q_weight_f(p.q_weight, i);
+    let k_weight = k_weight_f(p.k_weight, i);
+    return select(k_weight, q_weight, h < GROUP) + f32(ONE_PLUS);
 }
 
 // Where head `h` lies: in `q`, or in `k` where it is the last.
@@ -20,12 +21,34 @@ fn head_place(row: u32, head: u32, kv_head: u32, h: u32) -> u32 {
     return p.key_at + row * p.key_row + kv_head * p.key_head;
 }
 
-// The key is taken by those alone who store it: it changes under the others' hands.
-fn make_ready(row: u32, head: u32, kv_head: u32, lane: u32, last: bool) {
-    for (var i = lane; i < READIED * N; i += THREADS) {
-        let at = head_place(row, head, kv_head, i / N) + i % N;
-        if i < GROUP * N { ready[i] = q[at]; } else if last { ready[i] = key[at]; } else { ready[i] = 0.0; }
-    }
+// A thread has pairs that are turned, and elements after them: all that they take is asked for before it is needed, and
+// without a condition. The key is that of all who have it, and is used by those alone who store it: it changes under the
+// others' hands.
+const TASKS: u32 = N - HALF;
+
+fn make_ready(row: u32, head: u32, kv_head: u32, lane: u32) {
+//#each e EACH_TASK
+    let task_{e} = min(lane + {e}u * THREADS, READIED * TASKS - 1u);
+    let h_{e} = task_{e} / TASKS;
+    // A pair's first and second; the same element twice after the pairs.
+    let i_{e} = select(task_{e} % TASKS + HALF, task_{e} % TASKS, task_{e} % TASKS < HALF);
+    let j_{e} = task_{e} % TASKS + HALF;
+    let place_{e} = head_place(row, head, kv_head, h_{e});
+    let is_key_{e} = h_{e} == GROUP;
+    let q_at_{e} = select(place_{e}, p.q_at, is_key_{e});
+    let k_at_{e} = select(p.key_at, place_{e}, is_key_{e});
+    let a_{e} = select(q[q_at_{e} + i_{e}], key[k_at_{e} + i_{e}], is_key_{e});
+    let b_{e} = select(q[q_at_{e} + j_{e}], key[k_at_{e} + j_{e}], is_key_{e});
+    let w_a_{e} = head_weight(h_{e}, i_{e});
+    let w_b_{e} = head_weight(h_{e}, j_{e});
+    let turn_{e} = min(i_{e}, max(HALF, 1u) - 1u);
+    let c_{e} = cos_t[p.cos_at + row * HALF + turn_{e}];
+    let s_{e} = sin_t[p.sin_at + row * HALF + turn_{e}];
+//#end
+//#each e EACH_TASK
+    ready[h_{e} * N + i_{e}] = a_{e};
+    ready[h_{e} * N + j_{e}] = b_{e};
+//#end
     workgroupBarrier();
     for (var i = lane; i < READIED * HEAD_WG; i += THREADS) {
         var squares = 0.0;
@@ -43,24 +66,16 @@ fn make_ready(row: u32, head: u32, kv_head: u32, lane: u32, last: bool) {
         }
         workgroupBarrier();
     }
-    // Pairs that are turned, and elements after them.
-    let tasks = N - p.half;
-    for (var i = lane; i < READIED * tasks; i += THREADS) {
-        let h = i / tasks;
-        let j = i % tasks;
-        let scale = 1.0 / sqrt(head_sums[h * HEAD_WG] / f32(N) + select(p.k_eps, p.q_eps, h < GROUP));
-        if j < p.half {
-            let c = cos_t[p.cos_at + row * p.half + j];
-            let s = sin_t[p.sin_at + row * p.half + j];
-            let a = ready[h * N + j] * scale * head_weight(h, j);
-            let b = ready[h * N + p.half + j] * scale * head_weight(h, p.half + j);
-            ready[h * N + j] = a * c - b * s;
-            ready[h * N + p.half + j] = b * c + a * s;
-        } else {
-            let at = p.half + j;
-            ready[h * N + at] = ready[h * N + at] * scale * head_weight(h, at);
-        }
+//#each e EACH_TASK
+    {
+        let scale = 1.0 / sqrt(head_sums[h_{e} * HEAD_WG] / f32(N) + select(p.q_eps, p.k_eps, is_key_{e}));
+        let a = a_{e} * scale * w_a_{e};
+        let b = b_{e} * scale * w_b_{e};
+        let turns = i_{e} < HALF;
+        ready[h_{e} * N + i_{e}] = select(a, a * c_{e} - b * s_{e}, turns);
+        ready[h_{e} * N + j_{e}] = select(b, b * c_{e} + a * s_{e}, turns);
     }
+//#end
     workgroupBarrier();
 }
 
