@@ -96,7 +96,7 @@ const WANTED: wgpu::Features = wgpu::Features::SHADER_F16
 
 /// Dispatches after which a pass is submitted for the first time, the second and so on, so that the adapter is at work
 /// while the rest is recorded: from one to the next there is about as much as it does meanwhile.
-const EARLY: [usize; 3] = [6, 24, 64];
+const EARLY: [usize; 5] = [6, 24, 48, 48, 48];
 
 /// Multiplications and additions of a submission, about: a tenth of a second of a fast adapter, a few seconds of a slow
 /// one, after which some systems take it for hung. A decoded token has far fewer.
