@@ -154,6 +154,15 @@ fn nvfp4_blocks_with_their_scales_run_as_the_weights_that_they_stand_for() {
         let got = logits(&open(&path, &Mmproj::Beside, device).unwrap(), device);
         check(arch, &got, &logits(&published(&config, &meaning, device), device), 1e-5);
     }
+    // Llama's rows are put back in order here too.
+    let (config, tensors) = text_only("llama");
+    let whole = json!({"text_config": config});
+    let (trunk, meaning) = support::converter::trunk(&whole, &tensors, "llama", As::Nvfp4);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, trunk).unwrap();
+    let got = logits(&open(&path, &Mmproj::Beside, device).unwrap(), device);
+    check("llama", &got, &logits(&published(&config, &meaning, device), device), 1e-5);
 }
 
 #[test]

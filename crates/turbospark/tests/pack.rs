@@ -112,8 +112,16 @@ fn an_interrupted_run_leaves_no_model_and_the_next_one_finishes() {
     assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
     assert!(!target.path().join(MANIFEST_NAME).exists());
     let said = Checkpoint::open(target.path()).unwrap_err().to_string();
-    assert!(said.contains("no model.safetensors"), "{said}");
-    packed(source.path(), target.path(), None);
+    assert!(said.contains("turbospark.partial.json") && said.contains("goes on from there"), "{said}");
+    // What was whole is not written again, and nothing of the rest stays.
+    let report = packed(source.path(), target.path(), None);
+    assert!(report.resumed > 0 && report.resumed < report.bytes, "{} of {}", report.resumed, report.bytes);
+    let straight = tempfile::tempdir().unwrap();
+    packed(source.path(), straight.path(), None);
+    for file in std::fs::read_dir(straight.path()).unwrap().map(|entry| entry.unwrap().file_name()) {
+        let [one, other] = [&straight, &target].map(|folder| std::fs::read(folder.path().join(&file)).unwrap());
+        assert!(one == other, "{file:?}");
+    }
     assert_eq!(logits(target.path(), None), logits(source.path(), None));
     let left: Vec<_> = std::fs::read_dir(target.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(left.iter().all(|name| !name.to_string_lossy().contains("partial")), "{left:?}");

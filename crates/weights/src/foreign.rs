@@ -7,7 +7,9 @@ pub(crate) fn instead(names: &[String]) -> Option<(&str, &'static str)> {
     const PICKLE: &str = "holds pickled PyTorch objects, which are not read; take the model's safetensors or GGUF, or \
                           save it again as safetensors";
     const OTHER: &str = "is made for another runtime and not read; take the model's safetensors or GGUF";
-    let kinds: [(&[&str], &str); 3] = [
+    const UNFINISHED: &str = "is of a packing that was not finished: the same `turbospark pack` goes on from there";
+    let kinds: [(&[&str], &str); 4] = [
+        (&[crate::packed::JOURNAL_NAME], UNFINISHED),
         (&["adapter_config.json", "adapter_model.safetensors", "adapters.safetensors"], ADAPTER),
         (&[".bin", ".pt", ".pth", ".ckpt", ".pkl"], PICKLE),
         (&[".onnx", ".h5", ".msgpack", ".tflite", ".engine", ".mlpackage", ".llamafile", ".ggml"], OTHER),

@@ -198,7 +198,17 @@ pub(super) fn written(config: &Value, tensors: &Stored, arch: &str, how: As) -> 
                     let row = dims[1];
                     let from = |r: usize| r / dim * dim + r % 2 * (dim / 2) + r % dim / 2;
                     let pairs: Vec<f32> = (0..dims[0]).flat_map(|r| x[from(r) * row..][..row].to_vec()).collect();
-                    t.put(&format!("{b}.{to}.weight"), &dims, &pairs, DType::F32);
+                    let to = format!("{b}.{to}.weight");
+                    if matches!(t.how, As::Nvfp4) && row.is_multiple_of(64) {
+                        let back = t.nvfp4(&to, &dims, &pairs, 1);
+                        let mut halves = vec![0f32; back.len()];
+                        for (r, line) in back.chunks_exact(row).enumerate() {
+                            halves[from(r) * row..][..row].copy_from_slice(line);
+                        }
+                        t.meaning.insert(name.clone(), RawTensor::f32(&dims, &halves));
+                    } else {
+                        t.put(&to, &dims, &pairs, DType::F32);
+                    }
                 } else {
                     t.matrix(&format!("{b}.{to}.weight"), name, &dims, &x);
                 }

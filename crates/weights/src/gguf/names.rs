@@ -13,7 +13,7 @@ use turbospark_tensor::{DType, Shape};
 use super::spelling::{TOWER, tower_name, trunk_name};
 use super::{Metadata, Set, stored};
 use crate::checkpoint::{Conventions, Entry, Table, add};
-use crate::{Error, Made, Place, Result, WeightFile};
+use crate::{Error, Made, Piece, Place, Result, Scaled, WeightFile};
 
 /// An architecture of trunks, by `general.architecture`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,14 +133,18 @@ pub(crate) fn trunk(set: &Set, shape: TrunkShape, first: usize, files: &[WeightF
                 [heads, 1] if name.ends_with("A_log") => place.shape = Shape::from([heads]),
                 _ => {}
             }
-            let heads = match shape.arch {
-                Arch::Llama if name.ends_with("q_proj.weight") => Some(shape.heads),
-                Arch::Llama if name.ends_with("k_proj.weight") => Some(shape.kv_heads),
-                _ => None,
+        }
+        let heads = match shape.arch {
+            Arch::Llama if name.ends_with("q_proj.weight") => Some(shape.heads),
+            Arch::Llama if name.ends_with("k_proj.weight") => Some(shape.kv_heads),
+            _ => None,
+        };
+        if let Some(heads) = heads {
+            entry = match entry {
+                Entry::Place(place) => halves(place, heads),
+                Entry::Scaled(scaled) => Entry::Scaled(scaled_halves(scaled, heads)),
+                other => other,
             };
-            if let Some(heads) = heads {
-                entry = halves(*place, heads);
-            }
         }
         add(table, files, name, entry)?;
     }
@@ -249,19 +253,45 @@ fn interleaved(frames: [Option<Place>; 2]) -> Option<Entry> {
 /// Rows of each head from pairs `(2 i, 2 i + 1)`, as the converter of Llama has them, to halves `(i, i + dim / 2)`.
 fn halves(place: Place, heads: usize) -> Entry {
     let &[rows, columns] = place.shape.dims() else { return Entry::Place(place) };
-    let Some(row) = place.dtype.bytes(columns) else { return Entry::Place(place) };
-    if heads == 0 || !rows.is_multiple_of(2 * heads) || place.dtype == DType::I64 {
+    let bytes = place.dtype.bytes(columns).is_some();
+    if heads == 0 || !rows.is_multiple_of(2 * heads) || !bytes || place.dtype == DType::I64 {
         return Entry::Place(place);
     }
     let dim = rows / heads;
     Entry::Made(Made::new("rows unpermuted", vec![place], place.dtype, place.shape, move |parts, bytes| {
-        for (r, to) in bytes.chunks_exact_mut(row.max(1)).enumerate() {
-            let (head, at) = (r / dim, r % dim);
-            let from = match active(Mutant::RowsNotUnpermuted) {
-                true => r,
-                false => head * dim + 2 * (at % (dim / 2)) + at / (dim / 2),
-            };
-            to.copy_from_slice(&parts[0][from * row..(from + 1) * row]);
-        }
+        put_back(&parts[0], rows, dim, bytes);
     }))
+}
+
+/// The same of codes and scales that lie in rows.
+fn scaled_halves(scaled: Scaled, heads: usize) -> Scaled {
+    let rows = scaled.shape.dims()[0];
+    if heads == 0 || !rows.is_multiple_of(2 * heads) {
+        return scaled;
+    }
+    let put = |piece: Piece| match piece {
+        Piece::Made(made) => {
+            let (parts, dtype, shape) = (made.parts.clone(), made.dtype, made.shape);
+            Piece::Made(Made::new("rows unpermuted", parts, dtype, shape, move |parts, bytes| {
+                let mut permuted = vec![0; bytes.len()];
+                made.fill(parts, &mut permuted);
+                put_back(&permuted, rows, rows / heads, bytes);
+            }))
+        }
+        Piece::Place(place) => unreachable!("blocks of {} are taken apart", place.dtype),
+    };
+    Scaled { codes: put(scaled.codes), scales: put(scaled.scales), ..scaled }
+}
+
+/// Copies rows of heads of `dim` from pairs to halves.
+fn put_back(from: &[u8], rows: usize, dim: usize, to: &mut [u8]) {
+    let row = from.len() / rows.max(1);
+    for (r, to) in to.chunks_exact_mut(row.max(1)).enumerate() {
+        let (head, at) = (r / dim, r % dim);
+        let line = match active(Mutant::RowsNotUnpermuted) {
+            true => r,
+            false => head * dim + 2 * (at % (dim / 2)) + at / (dim / 2),
+        };
+        to.copy_from_slice(&from[line * row..(line + 1) * row]);
+    }
 }

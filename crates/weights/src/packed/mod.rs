@@ -15,8 +15,8 @@ mod writer;
 pub use layout::{Part, Spec, Unit};
 pub use manifest::MANIFEST_NAME;
 pub(crate) use manifest::{MAX_MANIFEST_BYTES, open};
+pub(crate) use writer::{JOURNAL_NAME, hex, write_whole};
 pub use writer::{PackError, Writer};
-pub(crate) use writer::{hex, write_whole};
 
 /// Where units begin: what direct reads ask for.
 pub const UNIT_ALIGNMENT: u64 = 4096;

@@ -1,5 +1,5 @@
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use super::manifest::{MANIFEST_NAME, Manifest};
 use crate::Conventions;
 
 /// What says how far an interrupted run came.
-const JOURNAL_NAME: &str = "turbospark.partial.json";
+pub(crate) const JOURNAL_NAME: &str = "turbospark.partial.json";
 
 /// Why a folder or file was not written.
 #[derive(Debug, thiserror::Error)]
@@ -42,11 +42,17 @@ pub enum PackError {
     },
 }
 
-/// How far a run came: the plan by its hash, and the hashes of the files that are whole.
+/// Bytes after which it is noted how far a file came.
+const NOTED: u64 = 256 << 20;
+
+/// How far a run came: the plan by its hash, the hashes of the files that are whole, and the bytes of the next one that
+/// are whole parts.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Journal {
     plan: String,
     files: Vec<String>,
+    #[serde(default)]
+    begun: u64,
 }
 
 /// Writes a packed folder, file by file.
@@ -56,6 +62,8 @@ pub struct Writer {
     manifest: Manifest,
     plan: String,
     done: Vec<String>,
+    /// Bytes of the file after those that an earlier run left.
+    begun: u64,
 }
 
 impl Writer {
@@ -76,14 +84,20 @@ impl Writer {
         if known.is_none() && fs::read_dir(folder).map_err(io)?.next().is_some() {
             return Err(PackError::NotEmpty(folder.to_owned()));
         }
-        let mut done = known.filter(|known| known.plan == plan).map_or(Vec::new(), |known| known.files);
+        let known = known.filter(|known| known.plan == plan).unwrap_or_default();
+        let (mut done, mut begun) = (known.files, known.begun);
         let whole = |(file, _): &(&super::manifest::PlacedFile, &String)| {
             fs::metadata(folder.join(&file.name)).is_ok_and(|about| about.len() == file.bytes)
         };
         let count = manifest.files.iter().zip(&done).take_while(whole).count();
+        let partial = manifest.files.get(count).map(|file| folder.join(format!("{}.partial", file.name)));
+        let there = partial.and_then(|path| fs::metadata(path).ok()).map_or(0, |about| about.len());
+        if count < done.len() || there < begun {
+            begun = 0;
+        }
         done.truncate(count);
-        let writer = Writer { folder: folder.to_owned(), manifest, plan, done };
-        writer.note()?;
+        let writer = Writer { folder: folder.to_owned(), manifest, plan, done, begun };
+        writer.note(begun)?;
         Ok(writer)
     }
 
@@ -92,9 +106,9 @@ impl Writer {
         self.manifest.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// Bytes of the files that an earlier run wrote.
+    /// Bytes that an earlier run wrote.
     pub fn resumed(&self) -> u64 {
-        self.manifest.files.iter().take(self.done.len()).map(|file| file.bytes).sum()
+        self.manifest.files.iter().take(self.done.len()).map(|file| file.bytes).sum::<u64>() + self.begun
     }
 
     /// Writes what is missing. `fill` gives the bytes of part `part` of tensor `tensor` of unit `unit`, in pieces, to
@@ -109,43 +123,45 @@ impl Writer {
         for i in self.done.len()..self.manifest.files.len() {
             let hash = self.write_file(i, &mut fill)?;
             self.done.push(hash);
-            self.note()?;
+            self.begun = 0;
+            self.note(0)?;
         }
         Ok(())
     }
 
     fn write_file<E: From<PackError>>(
-        &self,
+        &mut self,
         i: usize,
         fill: &mut impl FnMut([usize; 3], &mut dyn FnMut(&[u8]) -> Result<(), PackError>) -> Result<(), E>,
     ) -> Result<String, E> {
         let listed = &self.manifest.files[i];
         let target = self.folder.join(&listed.name);
-        let partial = self.folder.join(format!("{}.partial", listed.name));
-        let io = |source| PackError::Io { path: partial.clone(), source };
-        let mut file = io::BufWriter::with_capacity(1 << 20, File::create(&partial).map_err(io)?);
-        let (mut hash, mut at) = (Sha256::new(), 0u64);
-        let mut put = |bytes: &[u8], at: &mut u64| -> Result<(), PackError> {
-            hash.update(bytes);
-            *at += bytes.len() as u64;
-            file.write_all(bytes).map_err(io)
-        };
-        let pad = [0u8; 4096];
+        let mut file = Partial::open(self.folder.join(format!("{}.partial", listed.name)), self.begun)?;
+        let (begun, mut noted) = (self.begun, self.begun);
         let units = self.manifest.units.iter().enumerate().filter(|(_, unit)| unit.file == i);
-        for (u, unit) in units {
-            for (t, p, part) in parts(unit) {
-                put(&pad[..(part.offset - at) as usize], &mut at)?;
-                let end = at + part.bytes;
-                fill([u, t, p], &mut |bytes| put(bytes, &mut at))?;
-                assert_eq!(at, end, "{}: a part is as long as planned", unit.tensors[t].name);
+        let todo = units.flat_map(|(u, unit)| parts(unit).map(move |(t, p, part)| ([u, t, p], part)));
+        for (at, part) in todo.filter(|(_, part)| part.offset + part.bytes > begun) {
+            let whole = file.at;
+            file.pad(part.offset)?;
+            if let Err(e) = fill(at, &mut |bytes| file.put(bytes)) {
+                // A part that is begun is written again.
+                file.sync()?;
+                self.note(whole)?;
+                return Err(e);
+            }
+            assert_eq!(file.at, part.offset + part.bytes, "{at:?}: a part is as long as planned");
+            if file.at - noted >= NOTED {
+                file.sync()?;
+                self.note(file.at)?;
+                noted = file.at;
             }
         }
-        put(&pad[..(listed.bytes - at) as usize], &mut at)?;
-        let file = file.into_inner().map_err(|e| io(e.into_error()))?;
-        file.sync_all().map_err(io)?;
-        drop(file);
-        fs::rename(&partial, &target).map_err(|source| PackError::Io { path: target, source })?;
-        Ok(hex(&hash.finalize()))
+        file.pad(listed.bytes)?;
+        file.sync()?;
+        let hash = hex(&file.hash.finalize());
+        drop(file.file);
+        fs::rename(&file.path, &target).map_err(|source| PackError::Io { path: target, source })?;
+        Ok(hash)
     }
 
     /// Writes a file beside the weights, such as `config.json`.
@@ -170,8 +186,9 @@ impl Writer {
         fs::remove_file(&journal).map_err(|source| PackError::Io { path: journal, source })
     }
 
-    fn note(&self) -> Result<(), PackError> {
-        let journal = Journal { plan: self.plan.clone(), files: self.done.clone() };
+    /// Notes which files are whole, and `begun` bytes of the next one.
+    fn note(&self, begun: u64) -> Result<(), PackError> {
+        let journal = Journal { plan: self.plan.clone(), files: self.done.clone(), begun };
         self.atomically(JOURNAL_NAME, &serde_json::to_vec(&journal).expect("plain data"))
     }
 
@@ -181,6 +198,57 @@ impl Writer {
             fs::create_dir_all(parent).map_err(|source| PackError::Io { path: parent.to_owned(), source })?;
         }
         write_whole(&target, bytes)
+    }
+}
+
+/// A file that is being written, under a name of its own until it is whole.
+struct Partial {
+    path: PathBuf,
+    file: io::BufWriter<File>,
+    hash: Sha256,
+    at: u64,
+}
+
+impl Partial {
+    /// Goes on after the first `begun` bytes, which are read once for their hash.
+    fn open(path: PathBuf, begun: u64) -> Result<Self, PackError> {
+        let open = || -> io::Result<(File, Sha256)> {
+            let mut file = File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
+            let (mut hash, mut left) = (Sha256::new(), begun);
+            let mut buffer = vec![0; 1 << 20];
+            while left > 0 {
+                let piece = &mut buffer[..left.min(1 << 20) as usize];
+                file.read_exact(piece)?;
+                hash.update(&*piece);
+                left -= piece.len() as u64;
+            }
+            file.set_len(begun)?;
+            file.seek(SeekFrom::Start(begun))?;
+            Ok((file, hash))
+        };
+        match open() {
+            Ok((file, hash)) => {
+                Ok(Partial { path, file: io::BufWriter::with_capacity(1 << 20, file), hash, at: begun })
+            }
+            Err(source) => Err(PackError::Io { path, source }),
+        }
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), PackError> {
+        self.hash.update(bytes);
+        self.at += bytes.len() as u64;
+        self.file.write_all(bytes).map_err(|source| PackError::Io { path: self.path.clone(), source })
+    }
+
+    /// Zeros up to `offset`.
+    fn pad(&mut self, offset: u64) -> Result<(), PackError> {
+        self.put(&[0; 4096][..(offset - self.at) as usize])
+    }
+
+    /// All of it is on the disk.
+    fn sync(&mut self) -> Result<(), PackError> {
+        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
+        synced.map_err(|source| PackError::Io { path: self.path.clone(), source })
     }
 }
 
