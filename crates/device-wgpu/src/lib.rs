@@ -27,6 +27,8 @@ mod plan;
 #[cfg(test)]
 mod steps;
 mod template;
+#[cfg(test)]
+mod testing;
 mod trust;
 #[cfg(test)]
 mod variants;

@@ -69,10 +69,10 @@ impl Normed {
 #[cfg(test)]
 mod tests {
     use turbospark_device::op::{GatedMatmul, Matmul, WeightLayout};
-    use turbospark_device::{Device, Op, Pass};
+    use turbospark_device::{Device, Op};
 
     use super::*;
-    use crate::{Adapter, WgpuDevice, WgpuOptions};
+    use crate::{Adapter, WgpuDevice, WgpuOptions, testing};
 
     const SIDES: [usize; 2] = [204, 24];
 
@@ -97,14 +97,7 @@ mod tests {
         }
         let layer = |i| Op::Matmul(Matmul { prompt_rows: 0, ..Matmul::new(normed, weight(i), out(i)) });
         ops.extend((0..layers).map(layer));
-        let mut pass = Pass::new(device);
-        for op in ops {
-            if !together {
-                std::mem::replace(&mut pass, Pass::new(device)).submit().unwrap();
-            }
-            pass.record(op);
-        }
-        pass.submit().unwrap();
+        testing::run(device, ops, together);
         let all = scratch.view(0, DType::F32, [scratch.len() / 4]);
         device.read_f32(all).unwrap().into_iter().map(f32::to_bits).collect()
     }

@@ -227,7 +227,7 @@ mod tests {
     use turbospark_tensor::DType;
 
     use super::*;
-    use crate::{Adapter, WgpuDevice, WgpuOptions};
+    use crate::{Adapter, WgpuDevice, WgpuOptions, testing};
 
     const SEEN: [usize; 3] = [1, 70, 150];
     const PAGE: usize = 16;
@@ -291,21 +291,8 @@ mod tests {
         let pages = pages.view(0, DType::I32, [3, PAGES]);
         let attention = PagedAttention { q, k_cache, v_cache, pages, page_len: PAGE, spans: &spans, scale: 0.3, out };
         let ops = [norm(q, 0), rope(q), norm(k, 1), rope(k), Op::StoreKv(store), Op::PagedAttention(attention)];
-        let mut pass = Pass::new(device);
-        for op in ops {
-            if !together {
-                std::mem::replace(&mut pass, Pass::new(device)).submit().unwrap();
-            }
-            pass.record(op);
-        }
-        pass.submit().unwrap();
-        [&rows_of, &caches[0], &caches[1]]
-            .map(|b| {
-                let mut bytes = vec![0; b.len()];
-                device.read(b.bytes(), &mut bytes).unwrap();
-                bytes
-            })
-            .to_vec()
+        testing::run(device, ops, together);
+        testing::bytes(device, &[&rows_of, &caches[0], &caches[1]])
     }
 
     #[test]

@@ -171,10 +171,10 @@ fn one(plan: &mut Plan<'_>, q: &RmsNorm<'_>, turn: &Rope<'_>, k: &RmsNorm<'_>, s
 
 #[cfg(test)]
 mod tests {
-    use turbospark_device::{Device, Pass};
+    use turbospark_device::Device;
 
     use super::*;
-    use crate::{Adapter, WgpuDevice, WgpuOptions};
+    use crate::{Adapter, WgpuDevice, WgpuOptions, testing};
 
     /// The five ops on known numbers, in one pass or each in its own; all that they write, in bits.
     fn run(device: &dyn Device, dtype: DType, together: bool) -> Vec<Vec<u8>> {
@@ -199,21 +199,8 @@ mod tests {
         let rope = |x| Op::Rope(Rope { x, cos: turn(0), sin: turn(1) });
         let store = StoreKv { k, v, slots: slots.view(0, DType::I32, [rows]), k_cache, v_cache };
         let ops = [norm(q, 0), rope(q), norm(k, 1), rope(k), Op::StoreKv(store)];
-        let mut pass = Pass::new(device);
-        for op in ops {
-            if !together {
-                std::mem::replace(&mut pass, Pass::new(device)).submit().unwrap();
-            }
-            pass.record(op);
-        }
-        pass.submit().unwrap();
-        [&rows_of, &caches[0], &caches[1]]
-            .map(|b| {
-                let mut bytes = vec![0; b.len()];
-                device.read(b.bytes(), &mut bytes).unwrap();
-                bytes
-            })
-            .to_vec()
+        testing::run(device, ops, together);
+        testing::bytes(device, &[&rows_of, &caches[0], &caches[1]])
     }
 
     #[test]
