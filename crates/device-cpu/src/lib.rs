@@ -17,6 +17,7 @@ mod limits;
 mod memory;
 mod ops;
 mod overlap;
+mod owned;
 mod pool;
 mod scratch;
 mod simd;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use turbospark_device::{DeviceError, Inputs, Limits, Peak};
 
 use crate::isa::{Isa, Kernels};
-use crate::memory::Owned;
 use crate::ops::Shared;
+use crate::owned::Owned;
 use crate::pool::Pool;
 use crate::simd::{Simd, Task};
 

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use crate::memory::{HUGE, Owned};
+use crate::owned::{HUGE, Owned};
 
 /// Aligned f32 that grow to the largest size asked for.
 pub(crate) struct Scratch {
