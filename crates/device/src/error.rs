@@ -35,7 +35,7 @@ pub enum DeviceError {
     },
     /// A weight could not be brought to the device.
     #[error("reading weights: {0}")]
-    Weights(#[source] std::io::Error),
+    Weights(std::io::Error),
     /// Whoever asked for the pass wants it no longer.
     #[error("cancelled")]
     Cancelled,

@@ -172,8 +172,15 @@ impl DirectFile {
         Ok(())
     }
 
+    /// What a read that ended early says: that the file is shorter than when it was opened, or that this was never in it.
     fn cut(&self, offset: u64, needed: usize) -> Error {
         let length = needed as u64;
+        if let Store::File { file, .. } = &self.store
+            && let Ok(now) = file.metadata().map(|m| m.len())
+            && now < self.length
+        {
+            return Error::Changed { file: self.name.clone(), was: self.length, now };
+        }
         Error::OutOfRange { file: self.name.clone(), offset, length, file_length: self.length }
     }
 }
